@@ -1,0 +1,184 @@
+"""The plan artifact: who computes how much, who stores how much, and what to expect."""
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cephalo_cli.artifacts.base import NonNegativeInt, NumBytes, PositiveInt, Seconds, Share, Value
+from cephalo_cli.artifacts.profile import Basis
+
+__all__ = [
+    "Alternative",
+    "ExpectedRank",
+    "ExpectedStep",
+    "Memory",
+    "Plan",
+    "PlanSettings",
+    "RankPlan",
+    "SolverProof",
+    "Strategy",
+]
+
+Strategy = Literal["cephalo", "fsdp", "compute-balanced", "memory-balanced", "whale", "poplar"]
+ScheduleName = Literal["layer-major", "microbatch-major", "replicated"]
+Switch = Literal["auto", "on", "off"]
+
+
+class Memory(Value):
+    """Bytes of one rank by term."""
+
+    state_bytes: NumBytes
+    """Shards of parameters, gradients and optimizer state."""
+    buffers_bytes: NumBytes
+    """Unsharded parameters and gradients of the units in flight."""
+    working_bytes: NumBytes
+    """Live tensors inside one unit for the largest microbatch."""
+    saved_bytes: NumBytes
+    """Boundary activations of all units and microbatches; without recompute all that autograd keeps."""
+    reserve_bytes: NumBytes
+    """Runtime context and fragmentation."""
+    total_bytes: NumBytes
+    """The sum of the terms."""
+    limit_bytes: NumBytes
+    """What the rank may use: memory fraction times capacity."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        total = self.state_bytes + self.buffers_bytes + self.working_bytes + self.saved_bytes + self.reserve_bytes
+        if total != self.total_bytes:
+            raise ValueError(f"'total_bytes' is {self.total_bytes} but the terms sum to {total}")
+        return self
+
+
+class ExpectedRank(Value):
+    """Seconds of compute we expect of a rank in one step."""
+
+    forward_s: Seconds
+    """Forward of all units and microbatches."""
+    backward_s: Seconds
+    """Backward of all units and microbatches, recomputed forwards included."""
+    optimizer_s: Seconds
+    """Optimizer step on the local shard."""
+
+
+class RankPlan(Value):
+    """One rank's part."""
+
+    rank: NonNegativeInt
+    """Number of the rank."""
+    node: str
+    """The node it runs on."""
+    device: str
+    """Its device type."""
+    microbatch_sizes: tuple[PositiveInt, ...]
+    """Samples of each microbatch of one step; may be empty."""
+    state_share: Share
+    """Fraction of every unit's parameters, gradients and optimizer state stored here."""
+    recompute: bool
+    """Whether the backward phase runs each block's forward again."""
+    offload: bool
+    """Whether boundary activations live in host memory between forward and backward."""
+    memory: Memory
+    """Expected peak by term."""
+    expected: ExpectedRank
+    """Expected compute."""
+
+
+class ExpectedStep(Value):
+    """What we expect of a step."""
+
+    step_s: Seconds
+    """Seconds of one optimizer step."""
+    samples_per_s: Annotated[float, Field(ge=0.0)]
+    """Throughput in samples."""
+    tokens_per_s: Annotated[float, Field(ge=0.0)]
+    """Throughput in tokens."""
+    bound: str
+    """What the step waits for most, in words."""
+
+
+class SolverProof(Value):
+    """How good the plan is under its own cost model."""
+
+    status: Literal["optimal", "time-limit", "heuristic"]
+    """optimal: proven; time-limit: best found in time; heuristic: a strategy that does not search for the optimum."""
+    lower_bound_s: Seconds
+    """No plan of this strategy's search space is faster than this."""
+    gap: Annotated[float, Field(ge=0.0)]
+    """``(step_s - lower_bound_s) / step_s``; 0 when proven."""
+
+
+class Alternative(Value):
+    """Another strategy under the same cost model."""
+
+    strategy: Strategy
+    """Its name."""
+    feasible: bool
+    """Whether every rank fits."""
+    reason: str | None = None
+    """Why it is not feasible."""
+    step_s: Seconds | None = None
+    """Expected seconds of one step, also where memory is short; absent where there is nothing to time."""
+    samples_per_s: Annotated[float, Field(ge=0.0)] | None = None
+    """Expected throughput."""
+    peak_memory_fraction: Annotated[float, Field(ge=0.0)] | None = None
+    """Largest total over the ranks, divided by the rank's limit."""
+
+
+class PlanSettings(Value):
+    """The options the plan was made with."""
+
+    memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Fraction of each device's capacity a plan may use."""
+    reserve_bytes: NumBytes | None = None
+    """Reserve for every rank; each device type's own when absent."""
+    recompute: Switch = "auto"
+    """Whether ranks recompute."""
+    offload: Switch = "auto"
+    """Whether ranks offload."""
+    microbatch_size: PositiveInt | None = None
+    """The only microbatch size allowed (a last, smaller one excepted)."""
+
+
+class Plan(Basis):
+    """Who computes how much, who stores how much, and what to expect."""
+
+    kind: Literal["plan"] = "plan"
+    """Always ``plan``."""
+    strategy: Strategy
+    """How the plan was made."""
+    schedule: ScheduleName
+    """The order of work in a step."""
+    global_batch_size: PositiveInt
+    """Samples of one step over all ranks."""
+    settings: PlanSettings
+    """The options the plan was made with."""
+    ranks: Annotated[tuple[RankPlan, ...], Field(min_length=1)]
+    """Each rank's part, in rank order."""
+    expected: ExpectedStep
+    """What we expect of a step."""
+    solver: SolverProof
+    """How good the plan is."""
+    alternatives: tuple[Alternative, ...] = ()
+    """Other strategies under the same cost model."""
+
+    @model_validator(mode="after")
+    def _splits_the_whole(self) -> Self:
+        places = self.cluster.ranks
+        if len(places) != len(self.ranks):
+            raise ValueError(f"'ranks' has {len(self.ranks)} entries, the cluster has {len(places)} devices")
+        for place, rank in zip(places, self.ranks, strict=True):
+            if (rank.rank, rank.node, rank.device) != (place.rank, place.node, place.device):
+                raise ValueError(
+                    f"ranks[{place.rank}] is rank {rank.rank} on {rank.node}/{rank.device}, "
+                    f"the cluster says rank {place.rank} on {place.node}/{place.device}"
+                )
+        samples = sum(sum(rank.microbatch_sizes) for rank in self.ranks)
+        if samples != self.global_batch_size:
+            raise ValueError(f"microbatch sizes sum to {samples}, 'global_batch_size' is {self.global_batch_size}")
+        shares = math.fsum(rank.state_share for rank in self.ranks)
+        expected = float(len(self.ranks)) if self.schedule == "replicated" else 1.0
+        if abs(shares - expected) > 1e-9 * expected:
+            raise ValueError(f"state shares sum to {shares:.6g}, expected {expected:g}")
+        return self

@@ -1,0 +1,205 @@
+"""The profile artifact: what the hardware does with one model's units."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cephalo_cli.artifacts.base import (
+    DType,
+    Envelope,
+    NonNegativeInt,
+    NumBytes,
+    PositiveFloat,
+    PositiveInt,
+    Seconds,
+    Share,
+    Value,
+)
+from cephalo_cli.artifacts.cluster import Cluster
+from cephalo_cli.artifacts.model import Model
+
+__all__ = [
+    "Basis",
+    "CollectiveFit",
+    "CollectivePoint",
+    "DeviceProfile",
+    "HostCopy",
+    "Identity",
+    "NetworkProfile",
+    "Profile",
+    "UnitKind",
+    "UnitProfile",
+]
+
+UnitKind = Literal["embedding", "block", "head"]
+Method = Literal["measured", "imported", "estimated"]
+
+
+class UnitProfile(Value):
+    """Curves of one unit against microbatch size; every list is as long as ``microbatch``."""
+
+    microbatch: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Microbatch sizes, increasing."""
+    forward_s: tuple[Seconds, ...]
+    """Seconds of the forward pass (head: loss included)."""
+    backward_s: tuple[Seconds, ...]
+    """Seconds of the backward pass, without the recomputed forward."""
+    working_bytes: tuple[NumBytes, ...]
+    """Largest sum of live tensors inside the unit during forward and backward, parameters left out."""
+    saved_bytes: tuple[NumBytes, ...] | None = None
+    """What autograd keeps between forward and backward without recompute; absent where it is not known."""
+    forward_spread: tuple[Annotated[float, Field(ge=0.0)], ...] | None = None
+    """Interquartile range of the repeats divided by their median, forward."""
+    backward_spread: tuple[Annotated[float, Field(ge=0.0)], ...] | None = None
+    """Interquartile range of the repeats divided by their median, backward."""
+    measured_peak_bytes: tuple[NumBytes, ...] | None = None
+    """Peak the device's own allocator reported, where it keeps count."""
+    flags: tuple[str, ...] = ()
+    """What looked odd: a noisy series, a series that decreases, a sweep that ended in out-of-memory."""
+
+    @model_validator(mode="after")
+    def _lists_match(self) -> Self:
+        if any(later <= earlier for earlier, later in zip(self.microbatch, self.microbatch[1:], strict=False)):
+            raise ValueError("'microbatch' must increase")
+        for name in (
+            "forward_s",
+            "backward_s",
+            "working_bytes",
+            "saved_bytes",
+            "forward_spread",
+            "backward_spread",
+            "measured_peak_bytes",
+        ):
+            series = getattr(self, name)
+            if series is not None and len(series) != len(self.microbatch):
+                raise ValueError(f"{name!r} has {len(series)} values for {len(self.microbatch)} microbatch sizes")
+        return self
+
+
+class HostCopy(Value):
+    """Copies between device and host memory."""
+
+    to_device_bytes_per_s: PositiveFloat
+    """Rate of copies from pinned host memory to the device."""
+    to_host_bytes_per_s: PositiveFloat
+    """Rate of copies from the device to pinned host memory."""
+    pageable_to_device_bytes_per_s: PositiveFloat | None = None
+    """The same from pageable host memory."""
+    pageable_to_host_bytes_per_s: PositiveFloat | None = None
+    """The same to pageable host memory."""
+    latency_s: Seconds = 0.0
+    """Seconds a copy of nothing takes."""
+
+
+class Identity(Value):
+    """Which device was measured, so that training can tell whether it runs on the same one."""
+
+    name: str
+    """The device's own name."""
+    memory_bytes: NumBytes
+    """The memory it reports."""
+    uuid: str | None = None
+    """UUID or PCI id, where the backend tells."""
+    driver: str | None = None
+    """Driver or runtime version."""
+    torch: str
+    """torch's version."""
+    num_threads: PositiveInt | None = None
+    """Intra-operation threads (cpu)."""
+
+
+class DeviceProfile(Value):
+    """What one device type does."""
+
+    method: Method
+    """How the numbers were obtained."""
+    units: Annotated[dict[UnitKind, UnitProfile], Field(min_length=1)]
+    """Curves by unit kind; a kind that is absent costs nothing (imported tables)."""
+    optimizer_s_per_parameter: Seconds = 0.0
+    """Seconds of the optimizer step for one parameter of the local shard."""
+    collective_compute_s_per_byte: Seconds = 0.0
+    """Seconds of compute that sending or receiving one byte in a collective costs (cpu: the same cores copy)."""
+    host_copy: HostCopy | None = None
+    """Copies to and from host memory; absent where they are the same memory or not known."""
+    reserve_bytes: NumBytes = 0
+    """Runtime context and fragmentation."""
+    emulation: Literal["cgroup", "cooperative"] | None = None
+    """How an emulated device was held to its speed and memory."""
+    identity: Identity | None = None
+    """The device that was measured."""
+    expected_error: Annotated[float, Field(ge=0.0)] | None = None
+    """Expected relative error of estimated times."""
+
+
+class CollectivePoint(Value):
+    """One measured collective."""
+
+    unit_bytes: PositiveInt
+    """Bytes of the whole unit."""
+    shares: tuple[Share, ...]
+    """Share of each rank."""
+    seconds: Seconds
+    """Median time from the last rank's start to the last rank's end."""
+
+
+class CollectiveFit(Value):
+    """Time of a collective: ``latency_s + busiest rank's bytes / bandwidth_bytes_per_s``."""
+
+    latency_s: Seconds
+    """Seconds of a collective over nothing."""
+    bandwidth_bytes_per_s: PositiveFloat
+    """Bytes a second through the busiest rank."""
+    residual: Annotated[float, Field(ge=0.0)] | None = None
+    """Median relative distance between the fit and the measured points."""
+    points: tuple[CollectivePoint, ...] = ()
+    """What was measured."""
+
+
+class NetworkProfile(Value):
+    """How collectives over unequal shards behave on the cluster."""
+
+    method: Method
+    """How the numbers were obtained."""
+    algorithm: Literal["direct", "ring"]
+    """direct: every rank sends its shard to every other; ring: shards travel round the ring in small pieces."""
+    all_gather: CollectiveFit
+    """Unsharding a unit."""
+    reduce_scatter: CollectiveFit
+    """Reducing a unit's gradient to its shards."""
+
+
+class Basis(Envelope):
+    """What every prediction rests on; a profile is this alone, a plan carries it along."""
+
+    cluster: Cluster
+    """The cluster, catalog facts filled in."""
+    model: Model
+    """The model."""
+    seq_len: PositiveInt
+    """Tokens of one sample (for vit: patches and the class token)."""
+    dtype: DType
+    """Compute dtype."""
+    num_parameters: PositiveInt
+    """Parameters of the whole model."""
+    num_frozen_parameters: NonNegativeInt = 0
+    """How many of them are not trained."""
+    devices: Annotated[dict[str, DeviceProfile], Field(min_length=1)]
+    """What each device type of the cluster does."""
+    network: NetworkProfile | Literal["ideal"]
+    """How collectives behave; ``ideal``: they take no time."""
+
+    @model_validator(mode="after")
+    def _covers_cluster(self) -> Self:
+        used = {place.device for place in self.cluster.ranks}
+        for missing in sorted(used - set(self.devices)):
+            raise ValueError(f"devices has no entry for device type {missing!r}, which the cluster uses")
+        for unknown in sorted(set(self.devices) - set(self.cluster.device_types)):
+            raise ValueError(f"devices.{unknown} is not a device type of the cluster")
+        return self
+
+
+class Profile(Basis):
+    """What the hardware does with one model's units."""
+
+    kind: Literal["profile"] = "profile"
+    """Always ``profile``."""

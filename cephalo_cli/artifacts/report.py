@@ -1,0 +1,109 @@
+"""The report artifact: what a step did, simulated or measured, in one schema so that the two can be compared."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cephalo_cli.artifacts.base import DType, Envelope, NonNegativeInt, NumBytes, PositiveInt, Seconds, Value
+from cephalo_cli.artifacts.plan import Memory, ScheduleName, Strategy
+
+__all__ = ["RankReport", "Report", "StepReport"]
+
+
+class RankReport(Value):
+    """One rank during a typical step."""
+
+    rank: NonNegativeInt
+    """Number of the rank."""
+    node: str
+    """The node it ran on."""
+    device: str
+    """Its device type."""
+    num_samples: NonNegativeInt
+    """Samples it computed in a step."""
+    state_share: Annotated[float, Field(ge=0.0, le=1.0)]
+    """Fraction of the state it stored."""
+    compute_s: Seconds
+    """Seconds of compute in a step (forward, backward, optimizer)."""
+    wait_s: Seconds
+    """Seconds of a step in which it computed nothing."""
+    forward_s: Seconds | None = None
+    """Forward part of ``compute_s``."""
+    backward_s: Seconds | None = None
+    """Backward part of ``compute_s``, recomputed forwards included."""
+    optimizer_s: Seconds | None = None
+    """Optimizer part of ``compute_s``."""
+    exposed_gather_s: Seconds | None = None
+    """Part of ``wait_s`` spent waiting for gathered parameters."""
+    exposed_reduce_s: Seconds | None = None
+    """Part of ``wait_s`` spent waiting for reduced gradients."""
+    exposed_copy_s: Seconds | None = None
+    """Part of ``wait_s`` spent waiting for copies to or from host memory."""
+    gathered_bytes: NumBytes | None = None
+    """Bytes it received in gathers in a step."""
+    reduced_bytes: NumBytes | None = None
+    """Bytes it received in reductions in a step."""
+    peak_memory_bytes: NumBytes
+    """Largest memory in use."""
+    peak_memory_at: str | None = None
+    """Where in the step the peak was, such as ``backward block.3``."""
+    memory: Memory | None = None
+    """The peak by term (simulated)."""
+
+
+class StepReport(Value):
+    """One training step."""
+
+    step: PositiveInt
+    """Number of the step, from 1."""
+    loss: float | None
+    """Mean loss over the step's valid tokens; null when it had none or was not finite."""
+    grad_norm: float | None
+    """Global norm of the gradient before clipping."""
+    tokens: NonNegativeInt
+    """Valid tokens of the step."""
+    step_s: Seconds
+    """Seconds of the step."""
+
+
+class Report(Envelope):
+    """What a step did."""
+
+    kind: Literal["report"] = "report"
+    """Always ``report``."""
+    source: Literal["simulated", "measured"]
+    """Where the numbers come from."""
+    engine: Literal["cephalo", "fsdp2", "ddp"] = "cephalo"
+    """What ran the step."""
+    strategy: Strategy
+    """Strategy of the plan."""
+    schedule: ScheduleName
+    """The order of work in a step."""
+    cluster_name: str
+    """Name of the cluster."""
+    model_name: str
+    """Name of the model."""
+    dtype: DType
+    """Compute dtype."""
+    seq_len: PositiveInt
+    """Tokens of one sample."""
+    global_batch_size: PositiveInt
+    """Samples of one step."""
+    step_s: Seconds
+    """Seconds of one step: the median after the first, warm-up step."""
+    samples_per_s: Annotated[float, Field(ge=0.0)]
+    """Throughput in samples."""
+    tokens_per_s: Annotated[float, Field(ge=0.0)]
+    """Throughput in tokens."""
+    predicted_step_s: Seconds | None = None
+    """What the plan expected (its closed form)."""
+    bottleneck: str | None = None
+    """One sentence: what the step waits for."""
+    ranks: Annotated[tuple[RankReport, ...], Field(min_length=1)]
+    """Each rank, in rank order."""
+    steps: tuple[StepReport, ...] = ()
+    """Each training step (measured)."""
+    numerics: Annotated[dict[str, str], Field(default_factory=dict)]
+    """Dtypes in force: compute, master, gradient, reduction, optimizer (measured)."""
+    emulation: Literal["cgroup", "cooperative"] | None = None
+    """How emulated devices were held to their speed."""

@@ -1,0 +1,92 @@
+"""The only place where numbers become text for people, and text from people becomes numbers.
+
+Inside the program and in every file quantities are plain SI: bytes, seconds, floating-point operations, bytes a second.
+"""
+
+import math
+import re
+
+from cephalo_cli.errors import UsageError
+
+__all__ = [
+    "format_bytes",
+    "format_count",
+    "format_percent",
+    "format_rate",
+    "format_seconds",
+    "parse_bytes",
+]
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZE_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Write a size in binary units with three significant digits, such as ``22.5 GiB``."""
+    size, unit = float(num_bytes), 0
+    while abs(size) >= 1024 and unit < len(_BINARY) - 1:
+        size /= 1024
+        unit += 1
+    return f"{size:.0f} B" if unit == 0 else f"{_three_digits(size)} {_BINARY[unit]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration in the unit that reads best, such as ``12.3 ms``."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= factor:
+            return f"{_three_digits(seconds / factor)} {unit}"
+    return "0 s" if seconds == 0 else f"{_three_digits(seconds / 1e-9)} ns"
+
+
+def format_count(count: float) -> str:
+    """Write a large number with a decimal prefix, such as ``1.41 G``; small whole numbers stay as they are."""
+    for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(count) >= factor:
+            scale = 1e3 if unit == "k" else factor
+            return f"{_three_digits(count / scale)} {unit}"
+    return f"{count:.0f}" if float(count).is_integer() else _three_digits(count)
+
+
+def format_rate(per_second: float, what: str) -> str:
+    """Write a rate such as ``5.21 samples/s`` or ``4.29 MB/s`` (``what`` names the unit)."""
+    text = format_count(per_second)
+    return f"{text}{what}/s" if " " in text else f"{text} {what}/s"
+
+
+def format_percent(fraction: float) -> str:
+    """Write a fraction as a percentage with one decimal."""
+    return f"{fraction * 100:.1f} %"
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as ``24GiB``, ``24GB`` (which differs), ``512`` or ``1.5 MiB`` as bytes.
+
+    Raises:
+        UsageError: The text is not a number with a unit of bytes.
+    """
+    match = _SIZE.fullmatch(text)
+    factor = _SIZE_UNITS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise UsageError(f"{text!r} is not a size", hint="write it like 24GiB, 24GB or 1500000000")
+    value = float(match[1]) * factor
+    if not math.isfinite(value) or value >= 2**63:
+        raise UsageError(f"{text!r} is larger than any memory", hint="write it like 24GiB")
+    return round(value)
+
+
+def _three_digits(value: float) -> str:
+    if abs(value) >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
