@@ -1,0 +1,1 @@
+"""Known device types and models."""

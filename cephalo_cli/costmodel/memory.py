@@ -1,0 +1,148 @@
+"""Memory of one rank, every term by name.
+
+state      shards of master weights, gradients and both AdamW moments: 16 bytes a trained parameter, 4 a frozen one
+           (twice that for float64)
+buffers    the largest sum, over the stages of a step, of unsharded parameters (compute dtype) and unsharded gradients
+           (accumulation dtype: the stage's and those still being reduced); none for one rank that keeps everything
+           in the compute dtype
+working    the most live tensors inside one unit for the largest microbatch
+saved      what lives from forward to backward
+reserve    runtime context and fragmentation
+
+An imported table's ``working_bytes`` were measured with the buffers inside, so its buffers are 0.
+"""
+
+import math
+from collections.abc import Sequence
+
+from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.plan import Memory, PlanSettings
+from cephalo_cli.artifacts.profile import Basis, DeviceProfile
+from cephalo_cli.costmodel.compute import RankChoice
+from cephalo_cli.costmodel.tables import interpolate
+from cephalo_cli.schedule import StepStages
+from cephalo_cli.units import DTYPE_BYTES, boundary_bytes
+
+__all__ = [
+    "accumulation_bytes",
+    "buffers_bytes",
+    "limit_bytes",
+    "rank_memory",
+    "saved_bytes",
+    "state_bytes",
+    "working_bytes",
+]
+
+
+def accumulation_bytes(dtype: DType) -> int:
+    """Bytes of one element of master weights, accumulated gradients and moments: float32, or float64 for float64."""
+    return max(4, DTYPE_BYTES[dtype])
+
+
+def state_bytes(basis: Basis) -> int:
+    """Bytes of the whole training state: master, gradient and two moments; frozen parameters have only the first."""
+    trained = basis.num_parameters - basis.num_frozen_parameters
+    return accumulation_bytes(basis.dtype) * (4 * trained + basis.num_frozen_parameters)
+
+
+def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType) -> int:
+    """Bytes of unsharded parameters and gradients at the fullest stage of a step; the same on every rank."""
+    if step.name == "replicated":
+        return 0
+    if num_ranks == 1:
+        gradient_bytes, parameter_bytes = (
+            0,
+            0 if DTYPE_BYTES[dtype] == accumulation_bytes(dtype) else DTYPE_BYTES[dtype],
+        )
+    else:
+        gradient_bytes, parameter_bytes = accumulation_bytes(dtype), DTYPE_BYTES[dtype]
+    sizes = [unit.num_parameters for unit in step.units]
+    fullest = 0
+    accumulating: set[int] = set()
+    reducing: set[int] = set()
+    for stage in step.stages:
+        if stage.phase != "forward":
+            borrowed = step.units[stage.unit].borrows
+            accumulating |= {stage.unit} if borrowed is None else {stage.unit, borrowed}
+        parameters = sum(sizes[unit] for unit in stage.unsharded)
+        gradients = sum(sizes[unit] for unit in accumulating | reducing)
+        fullest = max(fullest, parameter_bytes * parameters + gradient_bytes * gradients)
+        reducing = set(stage.reduce)
+        accumulating -= reducing
+    return fullest
+
+
+def working_bytes(device: DeviceProfile, sizes: Sequence[int], *, recompute: bool) -> int:
+    """Largest live tensors inside one unit for the rank's largest microbatch.
+
+    Without recompute what autograd keeps of a block is counted under saved, so it is taken off here.
+    """
+    if not sizes:
+        return 0
+    largest = max(sizes)
+    most = 0.0
+    for kind, unit in device.units.items():
+        live = interpolate(unit.microbatch, unit.working_bytes, largest)
+        if kind == "block" and not recompute and unit.saved_bytes is not None:
+            live = max(0.0, live - interpolate(unit.microbatch, unit.saved_bytes, largest))
+        most = max(most, live)
+    return math.ceil(most)
+
+
+def saved_bytes(
+    basis: Basis, device: DeviceProfile, sizes: Sequence[int], *, step: StepStages, recompute: bool, offload: bool
+) -> int:
+    """Bytes that live from forward to backward.
+
+    With recompute: the output of the embedding and of every block. Without: what autograd keeps in every block, and the
+    head's input. What the embedding's graph keeps counts always. Layer-major keeps all microbatches, the other
+    schedules one.
+    """
+    alive = sizes if step.name == "layer-major" else [max(sizes, default=0)]
+    num_blocks = sum(unit.kind == "block" for unit in step.units)
+    boundary = boundary_bytes(basis.model, basis.seq_len, basis.dtype, sum(alive))
+    embedding, block = device.units.get("embedding"), device.units.get("block")
+    total = 0.0
+    if embedding is not None and embedding.saved_bytes is not None:
+        total += sum(interpolate(embedding.microbatch, embedding.saved_bytes, size) for size in alive)
+    if recompute:
+        return math.ceil(total) + (0 if offload else (num_blocks + 1) * boundary)
+    if block is not None and block.saved_bytes is not None:
+        total += num_blocks * sum(interpolate(block.microbatch, block.saved_bytes, size) for size in alive)
+    return math.ceil(total) + boundary
+
+
+def limit_bytes(basis: Basis, device: str, settings: PlanSettings) -> int:
+    """What a rank on a device type may use: memory fraction times capacity."""
+    capacity = basis.cluster.device_types[device].memory_bytes
+    if capacity is None:
+        raise AssertionError(f"device type {device!r} has no memory_bytes: catalog facts were not filled in")
+    return math.floor(settings.memory_fraction * capacity)
+
+
+def rank_memory(
+    basis: Basis, settings: PlanSettings, choice: RankChoice, *, step: StepStages, num_ranks: int
+) -> Memory:
+    """All terms of one rank's peak, in bytes."""
+    device = basis.devices[choice.device]
+    sizes = choice.microbatch_sizes
+    state = math.ceil(choice.state_share * state_bytes(basis))
+    buffers = 0
+    if device.method != "imported":
+        buffers = buffers_bytes(step, num_ranks=num_ranks, dtype=basis.dtype)
+        if step.name == "microbatch-major" and step.num_rounds > 1 and num_ranks > 1:
+            buffers += accumulation_bytes(basis.dtype) * basis.num_parameters
+        if choice.offload and sizes:
+            buffers += 4 * boundary_bytes(basis.model, basis.seq_len, basis.dtype, max(sizes))
+    working = working_bytes(device, sizes, recompute=choice.recompute)
+    saved = saved_bytes(basis, device, sizes, step=step, recompute=choice.recompute, offload=choice.offload)
+    reserve = device.reserve_bytes if settings.reserve_bytes is None else settings.reserve_bytes
+    return Memory(
+        state_bytes=state,
+        buffers_bytes=buffers,
+        working_bytes=working,
+        saved_bytes=saved,
+        reserve_bytes=reserve,
+        total_bytes=state + buffers + working + saved + reserve,
+        limit_bytes=limit_bytes(basis, choice.device, settings),
+    )

@@ -1,0 +1,72 @@
+"""Time of collectives over unequal shards.
+
+Note: the busiest rank
+    A collective over a unit of N bytes takes ``latency + N * w / bandwidth``, where w is the fraction of the unit that
+    passes through the busiest rank in one direction. With n ranks and shares s_i:
+
+    * direct (every rank sends its shard to every other): rank i receives ``1 - s_i`` and sends ``(n - 1) s_i``, so
+      ``w = max_i max(1 - s_i, (n - 1) s_i)``;
+    * ring (shards travel in small pieces, as in NCCL's grouped broadcasts): every link carries all but the shard of the
+      rank it leads to, so ``w = 1 - min_i s_i``.
+
+    Both are ``(n - 1) / n`` for equal shares. A reduce-scatter is a gather run backwards: the same w.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from cephalo_cli.artifacts.cluster import Cluster
+from cephalo_cli.artifacts.profile import CollectiveFit, NetworkProfile
+
+__all__ = ["busiest_fraction", "collective_s", "handled_fraction", "network_from_links"]
+
+Algorithm = Literal["direct", "ring"]
+
+
+def busiest_fraction(algorithm: Algorithm, shares: Sequence[float]) -> float:
+    """Fraction of a unit's bytes that passes through the busiest rank in one direction (0 for one rank)."""
+    others = len(shares) - 1
+    if others == 0:
+        return 0.0
+    received = 1.0 - min(shares)
+    return received if algorithm == "ring" else max(received, others * max(shares))
+
+
+def handled_fraction(algorithm: Algorithm, num_ranks: int, share: float) -> float:
+    """Bytes one rank sends and receives in a collective, divided by the unit's bytes."""
+    if num_ranks == 1:
+        return 0.0
+    sent = 1.0 - share if algorithm == "ring" else (num_ranks - 1) * share
+    return 1.0 - share + sent
+
+
+def collective_s(fit: CollectiveFit, unit_bytes: float, busiest: float) -> float:
+    """Seconds of one collective; 0 when nothing moves.
+
+    Args:
+        fit: Latency and bandwidth.
+        unit_bytes: Bytes of the whole unit.
+        busiest: What `busiest_fraction` gives for the shares.
+    """
+    if unit_bytes == 0 or busiest == 0:
+        return 0.0
+    return fit.latency_s + unit_bytes * busiest / fit.bandwidth_bytes_per_s
+
+
+def network_from_links(cluster: Cluster) -> NetworkProfile | Literal["ideal"]:
+    """Estimate collectives from the cluster's links: a ring through all ranks, as fast as its slowest link.
+
+    A ring in rank order enters and leaves every node once, so it gets a node's whole network bandwidth. Each of its
+    n - 1 steps waits for the slowest latency.
+    """
+    if cluster.network == "ideal":
+        return "ideal"
+    links = [node.link for node in cluster.nodes if node.link is not None and len(node.devices) > 1]
+    if len(cluster.nodes) > 1:
+        links.append(cluster.network)
+    links = links or [cluster.network]
+    fit = CollectiveFit(
+        latency_s=max(link.latency_s for link in links) * max(1, len(cluster.ranks) - 1),
+        bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s for link in links),
+    )
+    return NetworkProfile(method="estimated", algorithm="ring", all_gather=fit, reduce_scatter=fit)

@@ -1,0 +1,231 @@
+"""Time of one step in closed form: THE objective of the planner.
+
+For every stage u of the schedule, with n ranks:
+
+    step = AG(first) + sum_u max( AG(prefetched in u) + RS(complete before u), max_i compute_i(u), max_i copy_i(u) )
+         + RS(last) + max_i optimizer_i
+
+``compute_i(u)`` is the sum over the rank's microbatches of F, of B (plus F when it recomputes), or of F + B for the
+head, whose forward and backward run together. On CPU devices it also carries what the rank spends on moving the
+bytes of the collectives that run in the stage. Gathers and reductions take the time of `costmodel.network` over the plan's
+unequal shares. Replicated state has no gathers and ranks meet only in the reductions, see `_replicated_step`.
+
+Source: Guo et al., Cephalo, ICS 2025 (arXiv 2411.01075), section 4.2, with embedding, head, copies, optimizer and the
+exposed first gather and last reduction added.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cephalo_cli.artifacts.profile import Basis
+from cephalo_cli.costmodel.compute import RankChoice, copy_s, optimizer_s, stage_s
+from cephalo_cli.costmodel.memory import accumulation_bytes
+from cephalo_cli.costmodel.network import busiest_fraction, collective_s, handled_fraction
+from cephalo_cli.schedule import Phase, Stage, StepStages
+from cephalo_cli.units import DTYPE_BYTES
+
+__all__ = ["CollectiveTimes", "RankSeconds", "StageEstimate", "StepEstimate", "collective_times", "step_estimate"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveTimes:
+    """Seconds and bytes of the collectives of every unit under given shares."""
+
+    gather_s: tuple[float, ...]
+    """Seconds to unshard each unit."""
+    reduce_s: tuple[float, ...]
+    """Seconds to reduce each unit's gradient (replicated: to all-reduce it)."""
+    gather_bytes: tuple[int, ...]
+    """Bytes of each unit in the compute dtype."""
+    reduce_bytes: tuple[int, ...]
+    """Bytes of each unit's gradient in the accumulation dtype."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageEstimate:
+    """One stage: its time is the largest of the three."""
+
+    network_s: float
+    """Gathers for the next stage and reductions of the stage before."""
+    compute_s: float
+    """Compute of the slowest rank."""
+    copy_s: float
+    """Host copies of the slowest rank."""
+
+    @property
+    def seconds(self) -> float:
+        """Time of the stage."""
+        return max(self.network_s, self.compute_s, self.copy_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSeconds:
+    """Compute of one rank in a step."""
+
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEstimate:
+    """What a step is expected to take, and why."""
+
+    step_s: float
+    ranks: tuple[RankSeconds, ...]
+    exposed_s: float
+    """The first gather and the last reduction, which nothing hides."""
+    stages: tuple[StageEstimate, ...]
+    optimizer_s: float
+    """Optimizer step of the slowest rank."""
+
+    @property
+    def bound(self) -> str:
+        """What takes most of the step: compute, network, copy or optimizer."""
+        parts = {"compute": 0.0, "network": self.exposed_s, "copy": 0.0, "optimizer": self.optimizer_s}
+        for stage in self.stages:
+            seconds = {"compute": stage.compute_s, "network": stage.network_s, "copy": stage.copy_s}
+            longest = max(seconds, key=lambda part: seconds[part])
+            parts[longest] += seconds[longest]
+        return max(parts, key=lambda part: parts[part])
+
+
+def collective_times(basis: Basis, step: StepStages, shares: Sequence[float]) -> CollectiveTimes:
+    """Seconds and bytes of every unit's collectives.
+
+    Args:
+        basis: Network fits and dtype.
+        step: Units and schedule.
+        shares: State share of each rank (ignored where the state is replicated).
+    """
+    gather_bytes = tuple(unit.num_parameters * DTYPE_BYTES[basis.dtype] for unit in step.units)
+    reduce_bytes = tuple(unit.num_parameters * accumulation_bytes(basis.dtype) for unit in step.units)
+    zeros = (0.0,) * len(step.units)
+    network = basis.network
+    if network == "ideal":
+        return CollectiveTimes(gather_s=zeros, reduce_s=zeros, gather_bytes=gather_bytes, reduce_bytes=reduce_bytes)
+    replicated = step.name == "replicated"
+    busiest = busiest_fraction(network.algorithm, [1 / len(shares)] * len(shares) if replicated else shares)
+    gather_s = tuple(collective_s(network.all_gather, size, busiest) for size in gather_bytes)
+    reduce_s = tuple(collective_s(network.reduce_scatter, size, busiest) for size in reduce_bytes)
+    if replicated:
+        again = tuple(collective_s(network.all_gather, size, busiest) for size in reduce_bytes)
+        gather_s, reduce_s = zeros, tuple(map(sum, zip(reduce_s, again, strict=True)))
+    return CollectiveTimes(gather_s=gather_s, reduce_s=reduce_s, gather_bytes=gather_bytes, reduce_bytes=reduce_bytes)
+
+
+def step_estimate(basis: Basis, choices: Sequence[RankChoice], step: StepStages) -> StepEstimate:
+    """Estimate one step of a plan.
+
+    Args:
+        basis: Measured curves, model and network.
+        choices: What the plan decides, one a rank.
+        step: The stages of its schedule.
+
+    Returns:
+        The step's seconds with every part that led to them.
+    """
+    times = collective_times(basis, step, [choice.state_share for choice in choices])
+    computes = [_Compute(basis, choice, len(choices), times, step) for choice in choices]
+    ranks = tuple(compute.totals() for compute in computes)
+    optimizer = max(rank.optimizer_s for rank in ranks)
+    if step.name == "replicated":
+        return _replicated_step(step, times, computes, ranks, optimizer)
+    groups = _distinct(computes)
+    stages: list[StageEstimate] = []
+    before: tuple[int, ...] = ()
+    cache: dict[tuple[object, ...], StageEstimate] = {}
+    for stage in step.stages:
+        key = (step.units[stage.unit].kind, stage.phase, stage.round, _sizes(step, stage.unshard), _sizes(step, before))
+        if key not in cache:
+            network = sum(times.gather_s[unit] for unit in stage.unshard) + sum(times.reduce_s[unit] for unit in before)
+            cache[key] = StageEstimate(
+                network_s=network,
+                compute_s=max(group.seconds(stage) + group.moving_s(stage.unshard, before) for group in groups),
+                copy_s=max(group.copy(stage) for group in groups),
+            )
+        stages.append(cache[key])
+        before = stage.reduce
+    exposed = sum(times.gather_s[unit] for unit in step.first) + sum(times.reduce_s[unit] for unit in before)
+    total = exposed + sum(stage.seconds for stage in stages) + optimizer
+    return StepEstimate(step_s=total, ranks=ranks, exposed_s=exposed, stages=tuple(stages), optimizer_s=optimizer)
+
+
+def _sizes(step: StepStages, units: Sequence[int]) -> tuple[int, ...]:
+    return tuple(step.units[unit].num_parameters for unit in units)
+
+
+def _distinct(computes: Sequence["_Compute"]) -> list["_Compute"]:
+    return list({compute.choice: compute for compute in computes}.values())
+
+
+class _Compute:
+    """Compute of one rank, stage by stage."""
+
+    def __init__(
+        self, basis: Basis, choice: RankChoice, num_ranks: int, times: CollectiveTimes, step: StepStages
+    ) -> None:
+        self.basis, self.choice, self.times, self.step = basis, choice, times, step
+        self.device = basis.devices[choice.device]
+        network = basis.network
+        self.moved_s_per_byte = 0.0
+        if network != "ideal":
+            handled = handled_fraction(network.algorithm, num_ranks, choice.state_share)
+            self.moved_s_per_byte = self.device.collective_compute_s_per_byte * handled
+
+    def sizes(self, stage: Stage) -> tuple[int, ...]:
+        sizes = self.choice.microbatch_sizes
+        return sizes if stage.round is None else sizes[stage.round : stage.round + 1]
+
+    def seconds(self, stage: Stage) -> float:
+        kind = self.step.units[stage.unit].kind
+        return stage_s(self.device, kind, stage.phase, self.sizes(stage), recompute=self.choice.recompute)
+
+    def copy(self, stage: Stage) -> float:
+        kind = self.step.units[stage.unit].kind
+        return copy_s(self.basis, self.device, kind, stage.phase, self.sizes(stage), offload=self.choice.offload)
+
+    def moving_s(self, gathered: Sequence[int], reduced: Sequence[int]) -> float:
+        num_bytes = sum(self.times.gather_bytes[unit] for unit in gathered)
+        num_bytes += sum(self.times.reduce_bytes[unit] for unit in reduced)
+        return self.moved_s_per_byte * num_bytes
+
+    def totals(self) -> RankSeconds:
+        def whole(phase: Phase) -> float:
+            sizes, recompute = self.choice.microbatch_sizes, self.choice.recompute
+            return sum(
+                stage_s(self.device, unit.kind, phase, sizes, recompute=recompute)
+                for unit in (self.step.units[0], self.step.units[-1])
+            ) + (len(self.step.units) - 2) * stage_s(self.device, "block", phase, sizes, recompute=recompute)
+
+        return RankSeconds(
+            forward_s=whole("forward"),
+            backward_s=whole("backward"),
+            optimizer_s=optimizer_s(self.basis, self.choice),
+        )
+
+
+def _replicated_step(
+    step: StepStages,
+    times: CollectiveTimes,
+    computes: Sequence[_Compute],
+    ranks: tuple[RankSeconds, ...],
+    optimizer: float,
+) -> StepEstimate:
+    """Replicated state: ranks run freely until the reductions, which follow the last backward, unit after unit.
+
+    ``step = max( max_i compute_i + AR(last), max_i(compute_i until the first gradient is complete) + sum_u AR(u) )
+    + max_i optimizer_i``.
+    """
+    reduced = [stage for stage in step.stages if stage.reduce]
+    tail = reduced[1:]
+    compute = max(rank.forward_s + rank.backward_s for rank in ranks)
+    ready = max(
+        rank.forward_s + rank.backward_s - sum(rank_compute.seconds(stage) for stage in tail)
+        for rank, rank_compute in zip(ranks, computes, strict=True)
+    )
+    all_reduces = sum(times.reduce_s[unit] for stage in reduced for unit in stage.reduce)
+    last = sum(times.reduce_s[unit] for unit in reduced[-1].reduce)
+    busy = max(compute + last, ready + all_reduces)
+    stage = StageEstimate(network_s=ready + all_reduces - last, compute_s=compute, copy_s=0.0)
+    return StepEstimate(step_s=busy + optimizer, ranks=ranks, exposed_s=last, stages=(stage,), optimizer_s=optimizer)

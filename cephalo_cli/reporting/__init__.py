@@ -1,0 +1,1 @@
+"""Artifacts to eyes: tables, plots and traces."""

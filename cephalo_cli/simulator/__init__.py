@@ -1,0 +1,1 @@
+"""Plays a plan out and reports what it would do."""
