@@ -1,0 +1,67 @@
+"""From the model artifact to modules, and from a seed to weights."""
+
+import hashlib
+import math
+
+import torch
+from torch import nn
+
+from cephalo_cli.artifacts.model import Model
+from cephalo_cli.artifacts.profile import UnitKind
+from cephalo_cli.errors import UsageError
+from cephalo_cli.models import gpt, llama
+
+__all__ = ["build_unit", "initialise_"]
+
+INIT_STD = 0.02
+"""Standard deviation of starting matrices (Radford et al. 2019; GPT-2's published code)."""
+
+
+def build_unit(model: Model, kind: UnitKind) -> nn.Module:
+    """Make one unit's module with empty parameters, on torch's current default device and in its default dtype.
+
+    Under ``with torch.device("meta")`` it takes no memory.
+
+    Raises:
+        UsageError: The family has no modules yet, or its shape cannot be run.
+    """
+    if model.family not in ("gpt", "llama"):
+        raise UsageError(
+            f"models of family {model.family!r} can be planned and simulated from a table, but not run yet",
+            where=f"model {model.name}",
+            hint="gpt and llama models can be run",
+        )
+    if model.family == "llama" and model.width_of_head % 2:
+        raise UsageError(
+            f"rotary positions need an even head width, found {model.width_of_head}", where=f"model {model.name}"
+        )
+    family = gpt if model.family == "gpt" else llama
+    makers: dict[UnitKind, type[nn.Module]] = {
+        "embedding": family.Embedding,
+        "block": family.Block,
+        "head": family.Head,
+    }
+    return makers[kind](model)
+
+
+@torch.no_grad()
+def initialise_(module: nn.Module, model: Model, unit_index: int, seed: int) -> None:
+    """Fill a unit's parameters in place; they depend on the seed, the unit's index and the parameter's name alone.
+
+    Matrices are normal with standard deviation 0.02, those that write to the residual stream divided by
+    ``sqrt(2 * num_layers)``; gains are 1 and biases 0 (GPT-2's way). Numbers are drawn on the CPU in float32, so every
+    device and dtype starts from the same model.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.ndim < 2:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        std = INIT_STD / math.sqrt(2 * model.num_layers) if name.endswith("out.weight") else INIT_STD
+        generator = torch.Generator().manual_seed(_seed_of(seed, unit_index, name))
+        draw = torch.empty(parameter.shape, dtype=torch.float32, device="cpu").normal_(std=std, generator=generator)
+        parameter.copy_(draw)
+
+
+def _seed_of(seed: int, unit_index: int, name: str) -> int:
+    digest = hashlib.blake2b(f"{seed}/{unit_index}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
