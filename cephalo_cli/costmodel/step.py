@@ -7,8 +7,8 @@ For every stage u of the schedule, with n ranks:
 
 ``compute_i(u)`` is the sum over the rank's microbatches of F, of B (plus F when it recomputes), or of F + B for the
 head, whose forward and backward run together. On CPU devices it also carries what the rank spends on moving the
-bytes of the collectives that run in the stage. Gathers and reductions take the time of `costmodel.network` over the plan's
-unequal shares. Replicated state has no gathers and ranks meet only in the reductions, see `_replicated_step`.
+bytes of the collectives that run in the stage. Gathers and reductions take the time of `costmodel.network` over the
+plan's unequal shares. Replicated state has no gathers and ranks meet only in the reductions, see `_replicated_step`.
 
 Source: Guo et al., Cephalo, ICS 2025 (arXiv 2411.01075), section 4.2, with embedding, head, copies, optimizer and the
 exposed first gather and last reduction added.
