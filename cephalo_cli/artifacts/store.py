@@ -24,7 +24,7 @@ from cephalo_cli.artifacts.profile import Profile
 from cephalo_cli.artifacts.report import Report
 from cephalo_cli.errors import ArtifactError
 
-__all__ = ["KINDS", "dumps", "input_file", "json_schema", "loads", "read", "write"]
+__all__ = ["KINDS", "dumps", "input_file", "json_schema", "loads", "read", "read_any", "read_input", "write"]
 
 KINDS: Mapping[str, type[Envelope]] = {
     "cluster": Cluster,
@@ -50,13 +50,7 @@ def read(path: str | Path, kind: type[A]) -> A:
         ArtifactError: The file is missing, too large, not UTF-8, not JSON, of another kind or version, or its content
             breaks the contract; the message names the file and the path of the value.
     """
-    artifact = read_any(path)
-    if not isinstance(artifact, kind):
-        wanted = cast("str", kind.model_fields["kind"].default)
-        raise ArtifactError(
-            f"this is a {artifact.kind}, expected a {wanted}", where=str(path), hint=f"give a {wanted} file here"
-        )
-    return artifact
+    return _expect(read_any(path), kind, path)
 
 
 def read_any(path: str | Path) -> Envelope:
@@ -64,9 +58,18 @@ def read_any(path: str | Path) -> Envelope:
     return loads(_read_bytes(path), where=str(path))
 
 
+def read_input(path: str | Path, kind: type[A]) -> tuple[A, InputFile]:
+    """Read one artifact of a known kind together with its name and digest, in one pass (``-`` can be read only once).
+
+    Raises as `read`.
+    """
+    raw = _read_bytes(path)
+    return _expect(loads(raw, where=str(path)), kind, path), _named(path, raw)
+
+
 def input_file(path: str | Path) -> InputFile:
     """Name a file and its digest, for an artifact's ``inputs``. Raises as `read`."""
-    return InputFile(path=str(path), sha256=hashlib.sha256(_read_bytes(path)).hexdigest())
+    return _named(path, _read_bytes(path))
 
 
 def loads(raw: bytes, *, where: str) -> Envelope:
@@ -164,6 +167,19 @@ def json_schema(kind: str) -> dict[str, Any]:
 
 
 # Reading, step by step ------------------------------------------------------------------------------------------------
+
+
+def _expect(artifact: Envelope, kind: type[A], path: str | Path) -> A:
+    if not isinstance(artifact, kind):
+        wanted = cast("str", kind.model_fields["kind"].default)
+        raise ArtifactError(
+            f"this is a {artifact.kind}, expected a {wanted}", where=str(path), hint=f"give a {wanted} file here"
+        )
+    return artifact
+
+
+def _named(path: str | Path, raw: bytes) -> InputFile:
+    return InputFile(path=str(path), sha256=hashlib.sha256(raw).hexdigest())
 
 
 def _read_bytes(path: str | Path) -> bytes:

@@ -1,1 +1,99 @@
-"""The command line."""
+"""The command line: parse, read, call, write, render, hint.
+
+Commands live in modules of their own, which import their engine inside the function: ``cephalo --help`` loads neither
+torch nor scipy, pandas or matplotlib.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from cephalo_cli import __version__
+from cephalo_cli.errors import CephaloError
+
+__all__ = ["app", "main"]
+
+EPILOG = "profile -> plan -> simulate -> train: each stage reads files, writes one file, and names the next command."
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001  (a callback's signature belongs to typer)
+    if wanted:
+        sys.stdout.write(f"cephalo {__version__}\n")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="cephalo",
+    help="Plan, predict and run transformer training on clusters of different GPUs.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@app.callback()
+def _root(
+    _show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Plan, predict and run transformer training on clusters of different GPUs."""
+
+
+def _register() -> None:
+    from cephalo_cli.cli import plan, profile, show, simulate, train
+
+    for module in (profile, plan, simulate, train, show):
+        app.command(name=module.NAME, no_args_is_help=True)(module.command)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit with one of the documented codes.
+
+    0 done; 1 a fault of ours; 2 usage; 3 bad artifact or input; 4 infeasible; 5 time limit before any plan; 6 training
+    failed; 130 interrupted (143 for SIGTERM).
+    """
+    _register()
+    raise SystemExit(_run(arguments))
+
+
+def _run(arguments: list[str] | None) -> int:
+    debug = bool(os.environ.get("CEPHALO_DEBUG"))
+    try:
+        result: Any = app(args=arguments, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except CephaloError as error:
+        if debug:
+            traceback.print_exc()
+        _complain(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        _complain("interrupted")
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        if hasattr(error, "exit_code") and hasattr(error, "format_message"):
+            _complain(error.format_message(), getattr(error, "ctx", None))
+            return int(error.exit_code)
+        if debug:
+            traceback.print_exc()
+        _complain(f"{type(error).__name__}: {error} (a fault of cephalo's; CEPHALO_DEBUG=1 shows where)")
+        return 1
+
+
+def _complain(message: str, context: Any = None) -> None:
+    """Print one line on standard error."""
+    line = " ".join(message.split())
+    if context is not None:
+        line += f" ({context.command_path} --help lists the options)"
+    sys.stderr.write(f"cephalo: error: {line}\n")

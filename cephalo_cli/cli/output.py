@@ -1,0 +1,109 @@
+"""What a command says and where: data on standard output, talk on standard error, in one of three modes.
+
+human  the artifact as tables on standard output, a progress bar and one hint on standard error
+json   the artifact as JSON on standard output, nothing else there
+quiet  nothing but errors
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cephalo_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from cephalo_cli.artifacts import Envelope
+
+__all__ = ["Output", "ProgressCallback"]
+
+ProgressCallback = Callable[[float, str], None]
+"""Called with the finished fraction of a job and a few words about what is under way."""
+
+TABLE_WIDTH_IN_A_PIPE = 80
+
+
+class Output:
+    """The one place commands print through.
+
+    Args:
+        json: Print data as JSON.
+        quiet: Print nothing but errors.
+        path: Where the command's artifact goes; ``-`` is standard output, which then carries nothing else.
+
+    Raises:
+        UsageError: ``json`` and ``quiet`` are both set.
+    """
+
+    def __init__(self, *, json: bool, quiet: bool, path: str | None = None) -> None:
+        if json and quiet:
+            raise UsageError("--json and --quiet exclude each other", hint="leave one out")
+        self.json = json
+        self.quiet = quiet
+        self.path = path
+
+    def artifact(
+        self, artifact: "Envelope", renderables: Callable[[], list["RenderableType"]], *, force: bool = False
+    ) -> None:
+        """Write an artifact to its file and show it.
+
+        Args:
+            artifact: What the command made.
+            renderables: Called in human mode for the tables to show.
+            force: Whether an existing file may be overwritten.
+        """
+        from cephalo_cli.artifacts import store
+
+        if self.path is not None:
+            store.write(artifact, self.path, force=force)
+        self.data(lambda: store.dumps(artifact), renderables)
+
+    def data(self, text: Callable[[], str], renderables: Callable[[], list["RenderableType"]]) -> None:
+        """Show data that is not written to a file: JSON text or tables, by mode."""
+        if self.quiet or (self.path == "-" and self.json):
+            return
+        if self.json:
+            sys.stdout.write(text())
+            return
+        console = self._console(stderr=self.path == "-")
+        for renderable in renderables():
+            console.print(renderable)
+
+    def note(self, text: str) -> None:
+        """Say something about what was done, on standard error."""
+        if not self.quiet and not self.json:
+            sys.stderr.write(text + "\n")
+
+    def hint(self, command: str) -> None:
+        """Name the next command, with the user's own arguments in it."""
+        self.note(f"next: {command}")
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[ProgressCallback]:
+        """Show a progress bar on a terminal; stay silent in a pipe, and in the json and quiet modes."""
+        if self.quiet or self.json or not sys.stderr.isatty():
+            yield _silent
+            return
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+        with Progress(*columns, console=self._console(stderr=True), transient=True) as bar:
+            task = bar.add_task(title, total=1.0)
+
+            def advance(fraction: float, text: str) -> None:
+                bar.update(task, completed=min(max(fraction, 0.0), 1.0), description=f"{title}: {text}")
+
+            yield advance
+
+    def _console(self, *, stderr: bool) -> "Console":
+        from rich.console import Console
+
+        stream = sys.stderr if stderr else sys.stdout
+        width = None if stream.isatty() else TABLE_WIDTH_IN_A_PIPE
+        return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def _silent(_fraction: float, _text: str) -> None:
+    pass
