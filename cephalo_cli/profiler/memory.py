@@ -1,0 +1,239 @@
+"""Memory of one unit without a device: the unit runs on tensors that have shapes and lifetimes, but no bytes.
+
+Note: what is counted
+    A unit runs forward and backward on fake tensors while every storage is watched from birth to death. Counted is all
+    that lives besides the parameters and their gradient buffers:
+
+    * the unit's input and the gradient of its output, alive throughout, as they are when a block is recomputed;
+    * what autograd keeps, and every temporary tensor the operators make;
+    * each parameter's gradient from the moment autograd makes it until it has been added to the unit's gradient buffer.
+
+    Scratch space inside one operator (a matrix product's workspace, a fused kernel's accumulators) has no tensor of
+    its own and is not seen; it belongs to the reserve.
+
+Note: attention
+    ``fused`` runs `scaled_dot_product_attention` as its flash kernel does: no T x T matrix exists, one float32 a head
+    and token is saved beside the output. CPUs of every dtype and CUDA devices from Ampere on behave so. ``plain``
+    materialises scores and probabilities, as torch's math path does where no fused kernel takes the dtype, the device
+    or grouped queries.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+from weakref import finalize
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.model import Model
+from cephalo_cli.artifacts.profile import UnitKind
+from cephalo_cli.models import DropoutKey, build_unit
+
+__all__ = ["Attention", "UnitMemory", "memory_curve", "unit_memory"]
+
+Attention = Literal["fused", "plain"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitMemory:
+    """Bytes of one unit and one microbatch."""
+
+    working_bytes: int
+    """Most that lives at once during forward and backward, parameters and their gradient buffers left out."""
+    saved_bytes: int
+    """What lives from forward to backward without recompute: autograd's tensors and the unit's input."""
+
+
+def unit_memory(
+    model: Model,
+    *,
+    seq_len: int,
+    dtype: DType,
+    kind: UnitKind,
+    microbatch: int,
+    attention: Attention = "fused",
+) -> UnitMemory:
+    """Run one unit on fake tensors and report its memory.
+
+    Args:
+        model: The model; bert and vit blocks are counted as gpt blocks of the same shape, which hold the same tensors.
+        seq_len: Tokens of one sample (not used for vit).
+        dtype: Compute dtype of parameters and activations.
+        kind: Which unit.
+        microbatch: Samples.
+        attention: How attention is computed on the device in question.
+
+    Raises:
+        UsageError: The model's shape cannot be run.
+    """
+    model = _runnable(model)
+    tokens = model.tokens_per_sample(seq_len)
+    with FakeTensorMode(), _default_dtype(dtype), ExitStack() as stack:
+        if attention == "plain":
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        unit = build_unit(model, kind)
+        tied_VD = nn.Parameter(torch.empty(model.vocab_size or 0, model.hidden_size))
+        parameters = [*unit.parameters(), tied_VD]
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        with _LiveStorages(parameters) as live:
+            return _run(unit, _arguments(model, kind, (microbatch, tokens), tied_VD), model.hidden_size, live)
+
+
+def memory_curve(
+    model: Model,
+    *,
+    seq_len: int,
+    dtype: DType,
+    kind: UnitKind,
+    microbatches: Sequence[int],
+    attention: Attention = "fused",
+) -> list[UnitMemory]:
+    """Report the memory of one unit at increasing microbatch sizes, running it at few of them.
+
+    At every moment of a run the live bytes are a line in the microbatch size, so their peak is convex; and a convex
+    curve that meets its chord in between is the chord. Sizes are halved until each piece is one. Raises as
+    `unit_memory`.
+    """
+    known: dict[int, UnitMemory] = {}
+
+    def at(index: int) -> UnitMemory:
+        size = microbatches[index]
+        if size not in known:
+            known[size] = unit_memory(
+                model, seq_len=seq_len, dtype=dtype, kind=kind, microbatch=size, attention=attention
+            )
+        return known[size]
+
+    def fill(left: int, right: int) -> None:
+        if right - left < 2:
+            return
+        middle = (left + right) // 2
+        on_chord = _between(
+            (microbatches[left], at(left)), (microbatches[right], at(right)), microbatches[middle]
+        ) == at(middle)
+        if not on_chord:
+            fill(left, middle)
+            fill(middle, right)
+            return
+        for index in range(left + 1, right):
+            size = microbatches[index]
+            known[size] = _between((microbatches[left], at(left)), (microbatches[right], at(right)), size)
+
+    at(0)
+    at(len(microbatches) - 1)
+    fill(0, len(microbatches) - 1)
+    return [known[size] for size in microbatches]
+
+
+def _run(unit: nn.Module, arguments: tuple[Any, ...], hidden_size: int, live: "_LiveStorages") -> UnitMemory:
+    """Run forward, note what is kept once the output is let go, then backward with the output held by its caller."""
+    is_head = len(arguments) == 3
+    upstream = torch.empty(()) if is_head else torch.empty(*arguments[0].shape[:2], hidden_size)
+    output = unit(*arguments)
+    graph = torch.autograd.graph.get_gradient_edge(output)
+    del output
+    saved_bytes = live.now_bytes - upstream.untyped_storage().nbytes()
+    held_output = torch.empty_like(upstream)
+    torch.autograd.backward(graph, upstream)
+    del held_output
+    return UnitMemory(working_bytes=live.peak_bytes, saved_bytes=saved_bytes)
+
+
+def _arguments(model: Model, kind: UnitKind, shape: tuple[int, int], tied_VD: torch.Tensor) -> tuple[object, ...]:
+    """Make what the unit is called with; ``shape`` is samples x tokens."""
+    key = DropoutKey(seed=0, step=0, unit=0, samples=tuple(range(shape[0]))) if model.dropout else None
+    if kind == "embedding":
+        return torch.empty(shape, dtype=torch.int64), key
+    x_BTD = torch.empty(*shape, model.hidden_size, requires_grad=True)
+    if kind == "block":
+        return x_BTD, key
+    return x_BTD, torch.empty(shape, dtype=torch.int64), tied_VD if model.tie_embeddings else None
+
+
+def _runnable(model: Model) -> Model:
+    """Stand a gpt model of the same shape in for families without modules.
+
+    BERT's blocks normalise after each branch instead of before it and ViT's attend to later tokens too; neither changes
+    which tensors exist. A ViT's head scores the class token alone, so its classes weigh nothing beside its blocks.
+    """
+    if model.family in ("gpt", "llama"):
+        return model
+    changes: dict[str, object] = {
+        "family": "gpt",
+        "image_size": None,
+        "patch_size": None,
+        "num_channels": None,
+        "num_classes": None,
+    }
+    if model.family == "vit":
+        changes |= {"vocab_size": model.num_classes, "max_seq_len": model.tokens_per_sample(0)}
+    return Model.model_validate({**dict(model), **changes, "activation": model.mlp_activation})
+
+
+def _between(left: tuple[int, UnitMemory], right: tuple[int, UnitMemory], size: int) -> UnitMemory:
+    """Read the chord between two sizes at a third, rounded to whole bytes."""
+    fraction = Fraction(size - left[0], right[0] - left[0])
+
+    def read(low: int, high: int) -> int:
+        return round(low + (high - low) * fraction)
+
+    return UnitMemory(
+        working_bytes=read(left[1].working_bytes, right[1].working_bytes),
+        saved_bytes=read(left[1].saved_bytes, right[1].saved_bytes),
+    )
+
+
+@contextmanager
+def _default_dtype(dtype: DType) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _drop_gradient(parameter: torch.Tensor) -> None:
+    """Free a gradient where it would be added to the unit's buffer."""
+    parameter.grad = None
+
+
+class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Watches every storage that operators make, except those of ``parameters``."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.now_bytes = 0
+        self.peak_bytes = 0
+        self._alive = {id(parameter.untyped_storage()): 0 for parameter in parameters}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf.untyped_storage())
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = id(storage)  # a storage keeps its Python object for as long as it lives
+        if key in self._alive:
+            return
+        self._alive[key] = storage.nbytes()
+        self.now_bytes += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+        finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self.now_bytes -= self._alive.pop(key)
