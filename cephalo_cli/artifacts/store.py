@@ -67,6 +67,15 @@ def read_input(path: str | Path, kind: type[A]) -> tuple[A, InputFile]:
     return _expect(loads(raw, where=str(path)), kind, path), _named(path, raw)
 
 
+def read_object(path: str | Path) -> dict[str, Any]:
+    """Read a JSON object that is no artifact, such as another program's configuration, with the same care.
+
+    Raises:
+        ArtifactError: The file is missing, too large, not UTF-8, not JSON, or not an object.
+    """
+    return _parse_object(_read_bytes(path), str(path))
+
+
 def input_file(path: str | Path) -> InputFile:
     """Name a file and its digest, for an artifact's ``inputs``. Raises as `read`."""
     return _named(path, _read_bytes(path))
@@ -74,9 +83,7 @@ def input_file(path: str | Path) -> InputFile:
 
 def loads(raw: bytes, *, where: str) -> Envelope:
     """Build an artifact from the bytes of a file; ``where`` names the file in errors. Raises as `read`."""
-    document = _parse_json(raw, where)
-    if not isinstance(document, dict):
-        raise ArtifactError(f"expected a JSON object, found {_shown(document)}", where=where)
+    document = _parse_object(raw, where)
     kind = document.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         found = "has no 'kind'" if kind is None else f"has kind {_shown(kind)}"
@@ -194,6 +201,13 @@ def _read_bytes(path: str | Path) -> bytes:
         raise ArtifactError("no such file", where=str(path), hint=_neighbour(Path(path))) from error
     except OSError as error:
         raise ArtifactError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
+
+
+def _parse_object(raw: bytes, where: str) -> dict[str, Any]:
+    document = _parse_json(raw, where)
+    if not isinstance(document, dict):
+        raise ArtifactError(f"expected a JSON object, found {_shown(document)}", where=where)
+    return document
 
 
 def _parse_json(raw: bytes, where: str) -> Any:
