@@ -81,7 +81,7 @@ def _run(arguments: list[str] | None) -> int:
         sys.stderr.close()
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (the last line of defence: a user never sees a traceback)
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):
             _complain(error.format_message(), getattr(error, "ctx", None))
             return int(error.exit_code)
