@@ -32,14 +32,13 @@ from typing import Literal, Protocol
 import torch
 import torch.distributed as dist
 
-from cephalo_cli.errors import TrainingError
 from cephalo_cli.layout import Range
 from cephalo_cli.runtime.buffers import BufferLayout, check_agreement, check_partition, check_tensor
+from cephalo_cli.runtime.peers import PeerLostError, is_peer_loss
 
 __all__ = [
     "CPU_SCRATCH_BYTES",
     "CollectiveRecord",
-    "PeerLostError",
     "Pending",
     "ShardedCollectives",
     "scratch_bytes_limit",
@@ -51,10 +50,6 @@ ACCELERATOR_SCRATCH_BYTES = 256 * 2**20
 """Scratch of reductions on an accelerator, whose links want larger pieces."""
 NUM_SLOTS = 2
 """Rounds whose pieces are in scratch at once: one arriving, one being added."""
-
-
-class PeerLostError(TrainingError):
-    """A transfer failed, most often because another rank ended; that rank's own error is the one to look at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +306,8 @@ def _peer_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if not is_peer_loss(error):
+            raise
         raise PeerLostError(f"a transfer between ranks failed: {error}") from error
 
 

@@ -1,0 +1,180 @@
+"""Starting ranks: all of a cluster's on this host, or this process as one of those an outer launcher started."""
+
+import contextlib
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from cephalo_cli.artifacts.cluster import Cluster
+from cephalo_cli.errors import UsageError
+from cephalo_cli.runtime.cgroup import DeviceCgroup, find_home
+from cephalo_cli.runtime.places import backend_of, num_threads
+from cephalo_cli.runtime.supervise import raise_reason, supervise
+from cephalo_cli.runtime.worker import call_entry
+
+__all__ = ["RankEnvironment", "external_launcher", "run_ranks"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnvironment:
+    """What an outer launcher (torchrun, Slurm, SkyPilot, ...) tells a process."""
+
+    rank: int
+    """Number of this process's rank."""
+    world_size: int
+    """How many ranks it started."""
+
+
+def external_launcher(environ: Mapping[str, str]) -> RankEnvironment | None:
+    """Find out whether an outer launcher started this process as one rank of several.
+
+    Args:
+        environ: The environment variables.
+
+    Raises:
+        UsageError: It told only a part of what is needed, or something that is not a number.
+    """
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
+    if missing:
+        raise UsageError(
+            f"RANK and WORLD_SIZE are set but {' and '.join(missing)} not",
+            hint="use torchrun, or unset RANK and WORLD_SIZE to start local ranks",
+        )
+    try:
+        return RankEnvironment(rank=int(environ["RANK"]), world_size=int(environ["WORLD_SIZE"]))
+    except ValueError as error:
+        raise UsageError(f"RANK or WORLD_SIZE is not a number: {error}") from error
+
+
+def run_ranks(
+    entry: str,
+    arguments: Any,
+    cluster: Cluster,
+    *,
+    external: RankEnvironment | None = None,
+    on_event: Callable[[int, Any], None] | None = None,
+    enforce_memory: bool = True,
+    use_cgroups: bool = True,
+    timeout_s: float = 600.0,
+) -> Any:
+    """Run a function on every rank of a cluster and return what it returned on rank 0.
+
+    Args:
+        entry: ``module:function``; it is called with a `ProcessContext` and ``arguments`` and returns a JSON value.
+            On all ranks it should end at about the same time: a rank that fails ends the others.
+        arguments: A JSON value.
+        cluster: The cluster, catalog facts filled in.
+        external: The outer launcher, if any: then only its rank runs, in this process.
+        on_event: Called with a rank and a JSON value it emitted; in another thread when ranks are local.
+        enforce_memory: Whether emulated devices are held to their memory.
+        use_cgroups: Whether control groups may hold emulated devices; otherwise they hold themselves back.
+        timeout_s: How long one rank may wait for another.
+
+    Returns:
+        Rank 0's value; None in the other ranks of an outer launcher.
+
+    Raises:
+        CephaloError: A rank's own error, with its class and message. `TrainingError` when a rank was killed or ended
+            without a word, `InterruptedRunError` after a signal, `UsageError` when the cluster cannot be started here.
+    """
+    _check_startable(cluster, external)
+    ours = None if external is None else external.rank
+    with _device_cgroups(cluster, ours, enforce_memory=enforce_memory, use_cgroups=use_cgroups) as cgroups:
+        if external is None:
+            job = {
+                "entry": entry,
+                "arguments": arguments,
+                "cluster": cluster.model_dump(mode="json", exclude_none=True),
+                "num_threads": [num_threads(cluster, place) for place in cluster.ranks],
+                "cgroups": [None if cgroup is None else cgroup.to_json() for cgroup in cgroups],
+                "enforce_memory": enforce_memory,
+                "timeout_s": timeout_s,
+                "parent_pid": os.getpid(),
+            }
+            with tempfile.TemporaryDirectory(prefix="cephalo-") as folder:
+                Path(folder, "job.json").write_text(json.dumps(job))
+                end = supervise(Path(folder), len(cluster.ranks), on_event)
+            raise_reason(end, cluster, cgroups)
+            return None if end.reports[0] is None else end.reports[0].result
+        from cephalo_cli.runtime.process import rank_process  # noqa: PLC0415 - loads torch
+
+        with (
+            _joined(cgroups[external.rank]) as cgroup,
+            rank_process(
+                cluster,
+                external.rank,
+                timeout=timedelta(seconds=timeout_s),
+                emit=functools.partial(on_event or _ignore, external.rank),
+                cgroup=cgroup,
+                enforce_memory=enforce_memory,
+            ) as context,
+        ):
+            result = call_entry(entry, context, arguments)
+        return result if external.rank == 0 else None
+
+
+def _ignore(rank: int, event: Any) -> None:
+    """Do nothing with an event."""
+
+
+def _check_startable(cluster: Cluster, external: RankEnvironment | None) -> None:
+    if external is not None and external.world_size != len(cluster.ranks):
+        raise UsageError(
+            f"the launcher started {external.world_size} processes, cluster {cluster.name!r} has "
+            f"{len(cluster.ranks)} devices"
+        )
+    on_accelerators = any(backend_of(cluster, place) != "cpu" for place in cluster.ranks)
+    if external is None and len(cluster.nodes) > 1 and on_accelerators:
+        raise UsageError(
+            f"cluster {cluster.name!r} has {len(cluster.nodes)} nodes, but ranks can only be started on this one",
+            hint="start one process per device with torchrun on every node",
+        )
+
+
+@contextlib.contextmanager
+def _device_cgroups(
+    cluster: Cluster, ours: int | None, *, enforce_memory: bool, use_cgroups: bool
+) -> Iterator[list[DeviceCgroup | None]]:
+    """Make a control group for every emulated rank that this process starts (``ours``, or all), and remove them.
+
+    All or none: where one cannot be made, every emulated device holds itself back.
+    """
+    cgroups: list[DeviceCgroup | None] = [None] * len(cluster.ranks)
+    emulated = [
+        (place.rank, cluster.device_types[place.device].memory_bytes if enforce_memory else None)
+        for place in cluster.ranks
+        if cluster.device_types[place.device].emulated_speed is not None and ours in (None, place.rank)
+    ]
+    home = find_home() if use_cgroups and emulated else None
+    try:
+        if home is not None:
+            with contextlib.suppress(OSError):
+                for rank, memory_bytes in emulated:
+                    cgroups[rank] = DeviceCgroup.create(home, str(rank), memory_bytes)
+        complete = all(cgroups[rank] is not None for rank, _ in emulated)
+        yield cgroups if complete else [None] * len(cluster.ranks)
+    finally:
+        for cgroup in cgroups:
+            if cgroup is not None:
+                cgroup.remove()
+
+
+@contextlib.contextmanager
+def _joined(cgroup: DeviceCgroup | None) -> Iterator[DeviceCgroup | None]:
+    """Have this process in a control group for a while."""
+    if cgroup is None:
+        yield None
+        return
+    cgroup.join(os.getpid())
+    try:
+        yield cgroup
+    finally:
+        cgroup.leave(os.getpid())

@@ -1,0 +1,42 @@
+"""What follows from a rank's place in the cluster: its backend, which of the host's devices it has, its threads."""
+
+import math
+import os
+
+from cephalo_cli.artifacts.cluster import Backend, Cluster, RankPlace
+from cephalo_cli.errors import UsageError
+
+__all__ = ["backend_of", "device_index", "num_threads"]
+
+
+def backend_of(cluster: Cluster, place: RankPlace) -> Backend:
+    """Give the backend of a rank's device.
+
+    Raises:
+        UsageError: The device type has none.
+    """
+    backend = cluster.device_types[place.device].backend
+    if backend is None:
+        raise UsageError(
+            f"device type {place.device!r} has no backend, so nothing can run on it",
+            where=f"cluster {cluster.name}",
+            hint="give it 'backend' or a catalog device",
+        )
+    return backend
+
+
+def device_index(cluster: Cluster, place: RankPlace) -> int:
+    """Position of a rank's device among its node's devices of the same backend."""
+    backend = backend_of(cluster, place)
+    before = (other for other in cluster.ranks if other.node == place.node and other.local_rank < place.local_rank)
+    return sum(backend_of(cluster, other) == backend for other in before)
+
+
+def num_threads(cluster: Cluster, place: RankPlace) -> int:
+    """Threads of a rank: as many as an emulated device has CPUs (at least 1), else its part of the host's CPUs."""
+    speed = cluster.device_types[place.device].emulated_speed
+    if speed is not None:
+        return max(1, math.ceil(speed))
+    on_host = sum(other.node == place.node for other in cluster.ranks)
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, num_cpus // on_host)
