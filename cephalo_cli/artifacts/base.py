@@ -1,6 +1,6 @@
 """What every artifact is made of: strict, immutable values inside a versioned envelope."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,6 +12,12 @@ SCHEMA_VERSION = "1.0"
 DType = Literal["float32", "bfloat16", "float16", "float64"]
 """Names of the compute dtypes, as in torch."""
 
+VERSION_PATTERN = r"^[0-9]+\.[0-9]+$"
+DIGEST_PATTERN = r"^[0-9a-f]{64}$"
+
+T = TypeVar("T")
+Series = Annotated[tuple[T, ...], Field(fail_fast=True)]
+"""A list of values; its first bad value is enough to refuse it."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(ge=0.0)]
 NumBytes = Annotated[int, Field(ge=0, lt=2**63)]
@@ -33,7 +39,7 @@ class InputFile(Value):
 
     path: str
     """The path as it was given on the command line."""
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Annotated[str, Field(pattern=DIGEST_PATTERN)]
     """Digest of the file's bytes."""
 
 
@@ -42,9 +48,9 @@ class Envelope(Value):
 
     kind: str
     """Which artifact this is: cluster, model, profile, plan or report."""
-    schema_version: Annotated[str, Field(pattern=r"^\d+\.\d+$")] = SCHEMA_VERSION
+    schema_version: Annotated[str, Field(pattern=VERSION_PATTERN)] = SCHEMA_VERSION
     """Version of the contract the file follows."""
     created_by: str | None = None
     """The program and version that wrote the file; absent in files written by hand."""
-    inputs: tuple[InputFile, ...] = ()
+    inputs: Series[InputFile] = ()
     """The files this one was made from."""

@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cephalo_cli.artifacts.base import DType, Envelope, PositiveFloat, PositiveInt, Seconds, Value
+from cephalo_cli.artifacts.base import DType, Envelope, PositiveFloat, PositiveInt, Seconds, Series, Value
+from cephalo_cli.artifacts.faults import MisfitError, one_of, shown
 
 __all__ = ["Cluster", "DeviceType", "Link", "Node", "RankPlace"]
 
@@ -47,9 +48,9 @@ class DeviceType(Value):
     @model_validator(mode="after")
     def _says_enough(self) -> Self:
         if self.catalog is None and self.memory_bytes is None:
-            raise ValueError("a device type needs either 'catalog' or 'memory_bytes'")
+            raise MisfitError("has neither 'catalog' nor 'memory_bytes', expected one of them")
         if self.emulated_speed is not None and self.backend != "cpu":
-            raise ValueError('\'emulated_speed\' is only for "backend": "cpu"')
+            raise MisfitError(f"is only for backend 'cpu', found backend {shown(self.backend)}", at=("emulated_speed",))
         return self
 
 
@@ -58,7 +59,7 @@ class Node(Value):
 
     name: Annotated[str, Field(min_length=1)]
     """Unique name of the host."""
-    devices: Annotated[tuple[str, ...], Field(min_length=1)]
+    devices: Annotated[Series[str], Field(min_length=1)]
     """Device type of each device, in the order of local ranks."""
     link: Link | None = None
     """Connection between the devices of this host; may be left out for one device or an ideal network."""
@@ -83,23 +84,25 @@ class Cluster(Envelope):
     """What the cluster is called."""
     device_types: Annotated[dict[str, DeviceType], Field(min_length=1)]
     """Device types by the name used in ``nodes``."""
-    nodes: Annotated[tuple[Node, ...], Field(min_length=1)]
+    nodes: Annotated[Series[Node], Field(min_length=1)]
     """The hosts."""
     network: Link | Literal["ideal"]
     """Connection between hosts, per host and direction, or ``ideal``: collectives take no time."""
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
-        names = [node.name for node in self.nodes]
-        if len(set(names)) != len(names):
-            raise ValueError("two nodes have the same name")
+        names: set[str] = set()
         for index, node in enumerate(self.nodes):
-            for device in node.devices:
+            at = ("nodes", index)
+            if node.name in names:
+                raise MisfitError(f"found {shown(node.name)} again, expected a name of its own", at=(*at, "name"))
+            names.add(node.name)
+            for place, device in enumerate(node.devices):
                 if device not in self.device_types:
-                    known = ", ".join(sorted(self.device_types))
-                    raise ValueError(f"nodes[{index}] uses device type {device!r}, which device_types lacks ({known})")
+                    expected = one_of(self.device_types)
+                    raise MisfitError(f"found {shown(device)}, expected {expected}", at=(*at, "devices", place))
             if node.link is None and len(node.devices) > 1 and self.network != "ideal":
-                raise ValueError(f"nodes[{index}].link is needed: the node has more than one device")
+                raise MisfitError("is missing, and the node has more than one device", at=(*at, "link"))
         return self
 
     @property

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cephalo_cli.artifacts.base import Envelope, PositiveFloat, PositiveInt
+from cephalo_cli.artifacts.faults import MisfitError
 
 __all__ = ["Family", "Model"]
 
@@ -61,27 +62,32 @@ class Model(Envelope):
 
     @model_validator(mode="after")
     def _is_a_transformer(self) -> Self:
-        if self.head_size is None and self.hidden_size % self.num_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
-        if self.num_heads % self.kv_heads:
-            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.kv_heads}")
+        if self.head_size is None:
+            self._expect_multiple("hidden_size", "num_heads")
+        if self.num_kv_heads is not None:
+            self._expect_multiple("num_heads", "num_kv_heads")
         image = {"image_size", "patch_size", "num_channels", "num_classes"}
         text = {"vocab_size", "max_seq_len"}
         needed = image - {"num_channels"} if self.family == "vit" else text
         for field in sorted(needed):
             if getattr(self, field) is None:
-                raise ValueError(f"family {self.family!r} needs {field!r}")
+                raise MisfitError(f"is missing, family {self.family!r} needs it", at=(field,))
         foreign = text if self.family == "vit" else image
         if self.family != "llama":
             foreign = foreign | {"rope_theta", "num_kv_heads"}
         for field in sorted(foreign):
             if getattr(self, field) is not None:
-                raise ValueError(f"family {self.family!r} does not use {field!r}")
+                raise MisfitError(f"is not for family {self.family!r}", at=(field,))
         if self.tie_embeddings and self.family == "vit":
-            raise ValueError("family 'vit' has no embedding to tie")
-        if self.image_size is not None and self.patch_size is not None and self.image_size % self.patch_size:
-            raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+            raise MisfitError("found true, but family 'vit' has no embedding to tie", at=("tie_embeddings",))
+        if self.image_size is not None:
+            self._expect_multiple("image_size", "patch_size")
         return self
+
+    def _expect_multiple(self, whole: str, part: str) -> None:
+        size, divisor = getattr(self, whole), getattr(self, part)
+        if size % divisor:
+            raise MisfitError(f"found {size}, expected a multiple of {part}, which is {divisor}", at=(whole,))
 
     @property
     def kv_heads(self) -> int:

@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cephalo_cli.artifacts.base import NonNegativeInt, NumBytes, PositiveInt, Seconds, Share, Value
+from cephalo_cli.artifacts.base import NonNegativeInt, NumBytes, PositiveInt, Seconds, Series, Share, Value
+from cephalo_cli.artifacts.faults import MisfitError, shown
 from cephalo_cli.artifacts.profile import Basis
 
 __all__ = [
@@ -47,7 +48,7 @@ class Memory(Value):
     def _adds_up(self) -> Self:
         total = self.state_bytes + self.buffers_bytes + self.working_bytes + self.saved_bytes + self.reserve_bytes
         if total != self.total_bytes:
-            raise ValueError(f"'total_bytes' is {self.total_bytes} but the terms sum to {total}")
+            raise MisfitError(f"found {self.total_bytes}, expected {total}, the sum of the terms", at=("total_bytes",))
         return self
 
 
@@ -71,7 +72,7 @@ class RankPlan(Value):
     """The node it runs on."""
     device: str
     """Its device type."""
-    microbatch_sizes: tuple[PositiveInt, ...]
+    microbatch_sizes: Series[PositiveInt]
     """Samples of each microbatch of one step; may be empty."""
     state_share: Share
     """Fraction of every unit's parameters, gradients and optimizer state stored here."""
@@ -154,31 +155,37 @@ class Plan(Basis):
     """Samples of one step over all ranks."""
     settings: PlanSettings
     """The options the plan was made with."""
-    ranks: Annotated[tuple[RankPlan, ...], Field(min_length=1)]
+    ranks: Annotated[Series[RankPlan], Field(min_length=1)]
     """Each rank's part, in rank order."""
     expected: ExpectedStep
     """What we expect of a step."""
     solver: SolverProof
     """How good the plan is."""
-    alternatives: tuple[Alternative, ...] = ()
+    alternatives: Series[Alternative] = ()
     """Other strategies under the same cost model."""
 
     @model_validator(mode="after")
     def _splits_the_whole(self) -> Self:
         places = self.cluster.ranks
         if len(places) != len(self.ranks):
-            raise ValueError(f"'ranks' has {len(self.ranks)} entries, the cluster has {len(places)} devices")
+            raise MisfitError(
+                f"found {len(self.ranks)} ranks, expected {len(places)}, one a device of the cluster", at=("ranks",)
+            )
         for place, rank in zip(places, self.ranks, strict=True):
             if (rank.rank, rank.node, rank.device) != (place.rank, place.node, place.device):
-                raise ValueError(
-                    f"ranks[{place.rank}] is rank {rank.rank} on {rank.node}/{rank.device}, "
-                    f"the cluster says rank {place.rank} on {place.node}/{place.device}"
+                raise MisfitError(
+                    f"found rank {rank.rank} on {shown(rank.node)}, {shown(rank.device)}, "
+                    f"expected rank {place.rank} on {shown(place.node)}, {shown(place.device)}",
+                    at=("ranks", place.rank),
                 )
         samples = sum(sum(rank.microbatch_sizes) for rank in self.ranks)
         if samples != self.global_batch_size:
-            raise ValueError(f"microbatch sizes sum to {samples}, 'global_batch_size' is {self.global_batch_size}")
+            raise MisfitError(
+                f"found {self.global_batch_size}, expected {samples}, the sum of all microbatch sizes",
+                at=("global_batch_size",),
+            )
         shares = math.fsum(rank.state_share for rank in self.ranks)
         expected = float(len(self.ranks)) if self.schedule == "replicated" else 1.0
         if abs(shares - expected) > 1e-9 * expected:
-            raise ValueError(f"state shares sum to {shares:.6g}, expected {expected:g}")
+            raise MisfitError(f"found state shares that sum to {shares:.6g}, expected {expected:g}", at=("ranks",))
         return self

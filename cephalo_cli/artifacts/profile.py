@@ -1,5 +1,6 @@
 """The profile artifact: what the hardware does with one model's units."""
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -12,10 +13,12 @@ from cephalo_cli.artifacts.base import (
     PositiveFloat,
     PositiveInt,
     Seconds,
+    Series,
     Share,
     Value,
 )
 from cephalo_cli.artifacts.cluster import Cluster
+from cephalo_cli.artifacts.faults import MisfitError
 from cephalo_cli.artifacts.model import Model
 
 __all__ = [
@@ -38,29 +41,30 @@ Method = Literal["measured", "imported", "estimated"]
 class UnitProfile(Value):
     """Curves of one unit against microbatch size; every list is as long as ``microbatch``."""
 
-    microbatch: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    microbatch: Annotated[Series[PositiveInt], Field(min_length=1)]
     """Microbatch sizes, increasing."""
-    forward_s: tuple[Seconds, ...]
+    forward_s: Series[Seconds]
     """Seconds of the forward pass (head: loss included)."""
-    backward_s: tuple[Seconds, ...]
+    backward_s: Series[Seconds]
     """Seconds of the backward pass, without the recomputed forward."""
-    working_bytes: tuple[NumBytes, ...]
+    working_bytes: Series[NumBytes]
     """Largest sum of live tensors inside the unit during forward and backward, parameters left out."""
-    saved_bytes: tuple[NumBytes, ...] | None = None
+    saved_bytes: Series[NumBytes] | None = None
     """What autograd keeps between forward and backward without recompute; absent where it is not known."""
-    forward_spread: tuple[Annotated[float, Field(ge=0.0)], ...] | None = None
+    forward_spread: Series[Annotated[float, Field(ge=0.0)]] | None = None
     """Interquartile range of the repeats divided by their median, forward."""
-    backward_spread: tuple[Annotated[float, Field(ge=0.0)], ...] | None = None
+    backward_spread: Series[Annotated[float, Field(ge=0.0)]] | None = None
     """Interquartile range of the repeats divided by their median, backward."""
-    measured_peak_bytes: tuple[NumBytes, ...] | None = None
+    measured_peak_bytes: Series[NumBytes] | None = None
     """Peak the device's own allocator reported, where it keeps count."""
-    flags: tuple[str, ...] = ()
+    flags: Series[str] = ()
     """What looked odd: a noisy series, a series that decreases, a sweep that ended in out-of-memory."""
 
     @model_validator(mode="after")
     def _lists_match(self) -> Self:
-        if any(later <= earlier for earlier, later in zip(self.microbatch, self.microbatch[1:], strict=False)):
-            raise ValueError("'microbatch' must increase")
+        for index, (earlier, later) in enumerate(pairwise(self.microbatch), start=1):
+            if later <= earlier:
+                raise MisfitError(f"found {later}, expected more than {earlier}", at=("microbatch", index))
         for name in (
             "forward_s",
             "backward_s",
@@ -72,7 +76,9 @@ class UnitProfile(Value):
         ):
             series = getattr(self, name)
             if series is not None and len(series) != len(self.microbatch):
-                raise ValueError(f"{name!r} has {len(series)} values for {len(self.microbatch)} microbatch sizes")
+                raise MisfitError(
+                    f"found {len(series)} values, expected {len(self.microbatch)}, one a microbatch size", at=(name,)
+                )
         return self
 
 
@@ -136,7 +142,7 @@ class CollectivePoint(Value):
 
     unit_bytes: PositiveInt
     """Bytes of the whole unit."""
-    shares: tuple[Share, ...]
+    shares: Series[Share]
     """Share of each rank."""
     seconds: Seconds
     """Median time from the last rank's start to the last rank's end."""
@@ -151,7 +157,7 @@ class CollectiveFit(Value):
     """Bytes a second through the busiest rank."""
     residual: Annotated[float, Field(ge=0.0)] | None = None
     """Median relative distance between the fit and the measured points."""
-    points: tuple[CollectivePoint, ...] = ()
+    points: Series[CollectivePoint] = ()
     """What was measured."""
 
 
@@ -192,9 +198,9 @@ class Basis(Envelope):
     def _covers_cluster(self) -> Self:
         used = {place.device for place in self.cluster.ranks}
         for missing in sorted(used - set(self.devices)):
-            raise ValueError(f"devices has no entry for device type {missing!r}, which the cluster uses")
+            raise MisfitError("is missing, and the cluster uses this device type", at=("devices", missing))
         for unknown in sorted(set(self.devices) - set(self.cluster.device_types)):
-            raise ValueError(f"devices.{unknown} is not a device type of the cluster")
+            raise MisfitError("is not a device type of the cluster", at=("devices", unknown))
         return self
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cephalo_cli.artifacts.base import DType, Envelope, NonNegativeInt, NumBytes, PositiveInt, Seconds, Value
+from cephalo_cli.artifacts.base import DType, Envelope, NonNegativeInt, NumBytes, PositiveInt, Seconds, Series, Value
 from cephalo_cli.artifacts.plan import Memory, ScheduleName, Strategy
 
 __all__ = ["RankReport", "Report", "StepReport"]
@@ -56,10 +56,10 @@ class StepReport(Value):
 
     step: PositiveInt
     """Number of the step, from 1."""
-    loss: float | None
-    """Mean loss over the step's valid tokens; null when it had none or was not finite."""
-    grad_norm: float | None
-    """Global norm of the gradient before clipping."""
+    loss: float | None = None
+    """Mean loss over the step's valid tokens; absent when it had none or was not finite."""
+    grad_norm: float | None = None
+    """Global norm of the gradient before clipping; absent when it was not finite."""
     tokens: NonNegativeInt
     """Valid tokens of the step."""
     step_s: Seconds
@@ -99,9 +99,11 @@ class Report(Envelope):
     """What the plan expected (its closed form)."""
     bottleneck: str | None = None
     """One sentence: what the step waits for."""
-    ranks: Annotated[tuple[RankReport, ...], Field(min_length=1)]
+    difference: str | None = None
+    """Why the step differs from the plan's closed form, where it does by more than 2 % (simulated)."""
+    ranks: Annotated[Series[RankReport], Field(min_length=1)]
     """Each rank, in rank order."""
-    steps: tuple[StepReport, ...] = ()
+    steps: Series[StepReport] = ()
     """Each training step (measured)."""
     numerics: Annotated[dict[str, str], Field(default_factory=dict)]
     """Dtypes in force: compute, master, gradient, reduction, optimizer (measured)."""
