@@ -1,0 +1,1 @@
+"""Training: interprets the schedule record by record."""

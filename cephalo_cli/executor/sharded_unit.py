@@ -1,0 +1,185 @@
+"""One unit on one rank: the shard it keeps, the whole unit while it is needed, and its gradient.
+
+Note: one storage, emptied and refilled
+    The whole unit is one flat buffer in the compute dtype; the module's parameters are views of it. Resharding shrinks
+    the buffer's *storage* to nothing, unsharding gives it memory again and fills it in place. So the tensors that
+    autograd saved in a forward without recompute are valid once more in the backward, as in PyTorch's FSDP2. Fills go
+    through ``.data``, whose version counter is its own: autograd must not think that the weights changed.
+
+Note: gradients
+    The full gradient exists from the unit's first backward to the end of its reduction. It is allocated zeroed for
+    each use: the allocator hands the same memory out again, and no buffer stays around that only the largest unit
+    needs. In float32 and float64 the parameters' ``.grad`` are views of it, so autograd accumulates microbatches in
+    place. In lower precision each microbatch's gradients are added to it: the sum is float32 whatever computes.
+
+Note: a rank that keeps everything
+    One rank alone, or any rank of a replicated plan, needs no second copy: where the dtypes agree the whole unit *is*
+    the shard, and the full gradient is the shard's gradient.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import nn
+
+from cephalo_cli.artifacts.model import Model
+from cephalo_cli.executor.flat import FlatLayout, flat_layout, place_parameters
+from cephalo_cli.layout import Range
+from cephalo_cli.models import build_unit, initialise_
+from cephalo_cli.runtime.collectives import Pending, ShardedCollectives
+from cephalo_cli.units import Unit
+
+__all__ = ["Dtypes", "ShardedUnit", "dtypes_of"]
+
+
+class Dtypes:
+    """Dtypes in force: compute (parameters as gathered, activations) and state (master, gradient, moments)."""
+
+    def __init__(self, compute: torch.dtype) -> None:
+        self.compute = compute
+        self.state = torch.promote_types(compute, torch.float32)
+
+
+def dtypes_of(name: str) -> Dtypes:
+    """Dtypes of a plan's ``dtype``."""
+    return Dtypes(cast("torch.dtype", getattr(torch, name)))
+
+
+class ShardedUnit:
+    """A unit's module, its shard, and the whole of it while it is needed.
+
+    Args:
+        unit: Which unit.
+        model: The model.
+        ranges: Each rank's range of the flat buffer.
+        rank: This rank.
+        replicated: Whether every rank keeps everything (``ranges`` only cut the reduction's work).
+        dtypes: Compute and state dtype.
+        device: Where everything lives.
+    """
+
+    def __init__(
+        self,
+        *,
+        unit: Unit,
+        model: Model,
+        ranges: Sequence[Range],
+        rank: int,
+        replicated: bool,
+        dtypes: Dtypes,
+        device: torch.device,
+    ) -> None:
+        self.unit = unit
+        self._model = model
+        with torch.device("meta"):
+            self.module: nn.Module = build_unit(model, unit.kind)
+        self.layout: FlatLayout = flat_layout(self.module)
+        if self.layout.num_elements != unit.num_parameters:
+            raise AssertionError(f"{unit.name} has {self.layout.num_elements} parameters, not {unit.num_parameters}")
+        self.own = Range(0, unit.num_parameters) if replicated else ranges[rank]
+        self._replicated = replicated
+        self._keeps_all = replicated or len(ranges) == 1
+        self._dtypes = dtypes
+        self._pending: Pending | None = None
+        self.master = torch.zeros(len(self.own), dtype=dtypes.state, device=device)
+        self.grad = torch.zeros_like(self.master)
+        self.full_grad: torch.Tensor | None = None
+        self._is_alias = len(self.own) == unit.num_parameters and dtypes.compute == dtypes.state
+        self._full = (
+            self.master if self._is_alias else torch.empty(unit.num_parameters, dtype=dtypes.compute, device=device)
+        )
+        self._num_bytes = self._full.untyped_storage().nbytes()
+        place_parameters(self.module, self.layout, self._full)
+        self.parameters = dict(self.module.named_parameters())
+        if not self._keeps_all:
+            self._empty()
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draw the unit's starting weights; only this one unit is ever whole, and in the state dtype."""
+        with torch.device("meta"):
+            module = build_unit(self._model, self.unit.kind)
+        whole = torch.empty(self.layout.num_elements, dtype=self._dtypes.state, device=self.master.device)
+        place_parameters(module, self.layout, whole)
+        initialise_(module, self._model, self.unit.index, seed)
+        self.master.copy_(whole[self.own.start : self.own.stop])
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Bring a copy that is always whole up to date with the master weights."""
+        if self._keeps_all and not self._is_alias:
+            self._full.data.copy_(self.master)
+
+    @torch.no_grad()
+    def unshard(self, collectives: ShardedCollectives) -> None:
+        """Start gathering the whole unit."""
+        if self._keeps_all:
+            return
+        if not self._is_alias:
+            self._full.untyped_storage().resize_(self._num_bytes)
+            self._full.data[self.own.start : self.own.stop].copy_(self.master)
+        self._pending = collectives.all_gather(self.unit.name, self._full.data)
+
+    def wait_whole(self) -> bool:
+        """Wait until the unit is whole; False when there was nothing to wait for."""
+        if self._pending is None:
+            return False
+        self._pending.wait()
+        self._pending = None
+        return True
+
+    def reshard(self) -> None:
+        """Free the whole unit."""
+        self.wait_whole()
+        if not self._keeps_all:
+            self._empty()
+
+    def hold_gradient(self) -> None:
+        """Make the full gradient, all zeros, unless it exists."""
+        if self.full_grad is not None:
+            return
+        if self._keeps_all:
+            self.full_grad = self.grad.zero_()
+        else:
+            self.full_grad = torch.zeros(self.layout.num_elements, dtype=self.grad.dtype, device=self.grad.device)
+        if self._dtypes.compute == self._dtypes.state:
+            for slot in self.layout.slots:
+                self.parameters[slot.name].grad = slot.view(self.full_grad)
+
+    @torch.no_grad()
+    def fold_gradient(self) -> None:
+        """Add what one microbatch left in low precision to the full gradient."""
+        if self._dtypes.compute == self._dtypes.state or self.full_grad is None:
+            return
+        for slot in self.layout.slots:
+            parameter = self.parameters[slot.name]
+            if parameter.grad is not None:
+                slot.view(self.full_grad).add_(parameter.grad)
+                parameter.grad = None
+
+    def reduce(self, collectives: ShardedCollectives) -> Pending | None:
+        """Start summing the gradient over ranks into ``grad``; None when this rank is alone.
+
+        A rank that ran nothing takes part with zeros. The full gradient must be let go of after waiting, with
+        `release_gradient`.
+        """
+        self.hold_gradient()
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if self.full_grad is None:
+            raise AssertionError("a held gradient exists")
+        if collectives.world_size == 1:
+            return None
+        if self._replicated:
+            return collectives.all_reduce(self.unit.name, self.full_grad)
+        return collectives.reduce_scatter(self.unit.name, self.full_grad, self.grad)
+
+    def release_gradient(self) -> None:
+        """Free the full gradient."""
+        self.full_grad = None
+
+    def _empty(self) -> None:
+        if not self._is_alias:
+            self._full.untyped_storage().resize_(0)
