@@ -1,1 +1,5 @@
-"""Plays a plan out and reports what it would do."""
+"""Plays a plan's schedule with the cost model's durations: how long, who waits, who fills up, what would help."""
+
+from cephalo_cli.simulator.run import SimulatedRun, simulate
+
+__all__ = ["SimulatedRun", "simulate"]

@@ -1,0 +1,157 @@
+"""The spans of a played step on the lanes of every rank."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cephalo_cli.schedule import Op
+from cephalo_cli.simulator.memory import as_memory, moments
+from cephalo_cli.simulator.parts import Setting, record_s
+from cephalo_cli.simulator.play import PartPlay, StepPlay, slowed
+from cephalo_cli.simulator.program import Boundary, Compute, Copy, Issue, Optimize
+from cephalo_cli.timeline import LANE_OF, Event, MemorySample, Timeline, event_name
+
+__all__ = ["busy", "timeline"]
+
+
+def busy(part_play: PartPlay) -> tuple[float, float, float]:
+    """Seconds of forward, backward and optimizer, as played: with jitter and slowed by collectives."""
+    forward = backward = optimizer = 0.0
+    for index, action in enumerate(part_play.part.program.actions):
+        seconds = part_play.end_s[index] - part_play.start_s[index]
+        if isinstance(action, Compute):
+            fraction = part_play.part.forward[index]
+            forward += seconds * fraction
+            backward += seconds * (1.0 - fraction)
+        elif isinstance(action, Optimize):
+            optimizer += seconds
+    return forward, backward, optimizer
+
+
+def timeline(setting: Setting, play: StepPlay) -> Timeline:
+    """Lay out every rank's step, from the moment the first rank is ready; identical ranks have identical lanes."""
+    zero = min(part.ready_s for part in play.parts)
+    events: list[Event] = []
+    memory: list[MemorySample] = []
+    for part_play in play.parts:
+        spans = list(_Lanes(setting, play, part_play, zero).events())
+        samples = list(_memory(setting, play, part_play, zero))
+        for rank in part_play.part.ranks:
+            events += [replace(event, rank=rank) for event in spans]
+            memory += [replace(sample, rank=rank) for sample in samples]
+    places = setting.plan.ranks
+    return Timeline(
+        rank_names=tuple(f"rank {place.rank} · {place.device} · {place.node}" for place in places),
+        duration_s=play.end_s - zero,
+        events=tuple(sorted(events, key=lambda event: event.rank)),
+        memory=tuple(sorted(memory, key=lambda sample: sample.rank)),
+    )
+
+
+class _Lanes:
+    """The spans of the first rank of one group."""
+
+    def __init__(self, setting: Setting, play: StepPlay, part_play: PartPlay, zero: float) -> None:
+        self.setting, self.play, self.part_play, self.zero = setting, play, part_play, zero
+        self.rank = part_play.part.ranks[0]
+        self.names = [unit.name for unit in setting.step.units]
+        self.copies: dict[tuple[Boundary, bool], int] = {}
+        self.next_flow = len(setting.collectives)
+
+    def events(self) -> Iterator[Event]:
+        for index, action in enumerate(self.part_play.part.program.actions):
+            if isinstance(action, Issue):
+                yield self._collective(index, action)
+            elif isinstance(action, Copy):
+                yield self._copy(index, action)
+            elif isinstance(action, Compute):
+                yield from self._compute(index, action)
+            elif isinstance(action, Optimize):
+                yield Event(
+                    rank=self.rank,
+                    lane="optimizer",
+                    name=event_name(Op.OPTIMIZER_STEP),
+                    start_s=self.part_play.start_s[index] - self.zero,
+                    end_s=self.part_play.end_s[index] - self.zero,
+                    waited_for=_flows(action.after),
+                )
+
+    def _collective(self, index: int, action: Issue) -> Event:
+        collective, times = self.setting.collectives[action.collective], self.setting.times
+        num_bytes = (times.gather_bytes if collective.is_gather else times.reduce_bytes)[collective.unit]
+        return Event(
+            rank=self.rank,
+            lane=LANE_OF[collective.op],
+            name=event_name(collective.op, self.names[collective.unit]),
+            start_s=self.play.collective_start_s[collective.index] - self.zero,
+            end_s=self.play.collective_end_s[collective.index] - self.zero,
+            args={"unit_bytes": num_bytes, "issued_s": self.part_play.start_s[index] - self.zero},
+            flow=collective.index,
+        )
+
+    def _copy(self, index: int, action: Copy) -> Event:
+        unit, microbatch, tensor = action.boundary
+        op = Op.OFFLOAD if action.to_host else Op.FETCH
+        flow = self.copies[action.boundary, action.to_host] = self.next_flow
+        self.next_flow += 1
+        came_from = self.copies.get((action.boundary, True), -1)
+        return Event(
+            rank=self.rank,
+            lane=LANE_OF[op],
+            name=event_name(op, self.names[unit], microbatch),
+            start_s=self.part_play.start_s[index] - self.zero,
+            end_s=self.part_play.end_s[index] - self.zero,
+            args={"tensor": tensor},
+            flow=flow,
+            waited_for=() if action.to_host else _flows(came_from),
+        )
+
+    def _compute(self, index: int, action: Compute) -> Iterator[Event]:
+        """Split a run of compute records at the moments where one ends and the next starts."""
+        part = self.part_play.part
+        sizes = [part.choice.microbatch_sizes[microbatch] for _, microbatch in action.records]
+        seconds = [
+            record_s(part.device, self.setting.step, action.unit, op, size)
+            for (op, _), size in zip(action.records, sizes, strict=True)
+        ]
+        start, end = self.part_play.start_s[index], self.part_play.end_s[index]
+        whole = sum(seconds)
+        scale = self.part_play.seconds[index] / whole if whole else 0.0
+        waited = _flows(action.after) + tuple(self.copies[boundary, False] for boundary in action.fetched)
+        now, done = start, 0.0
+        for number, (op, microbatch) in enumerate(action.records):
+            done += seconds[number] * scale
+            then = end if number == len(seconds) - 1 else min(end, slowed(start, done, self.part_play.slow))
+            yield Event(
+                rank=self.rank,
+                lane="compute",
+                name=event_name(op, self.names[action.unit], microbatch),
+                start_s=now - self.zero,
+                end_s=then - self.zero,
+                args={"samples": sizes[number]},
+                waited_for=waited if number == 0 else (),
+            )
+            now = then
+
+
+def _flows(index: int) -> tuple[int, ...]:
+    return (index,) if index >= 0 else ()
+
+
+def _memory(setting: Setting, play: StepPlay, part_play: PartPlay, zero: float) -> Iterator[MemorySample]:
+    last: MemorySample | None = None
+    for moment in moments(setting, play, part_play):
+        memory = as_memory(setting, part_play.part, moment)
+        sample = MemorySample(
+            rank=part_play.part.ranks[0],
+            time_s=moment.time_s - zero,
+            bytes_by_term={
+                "state": memory.state_bytes,
+                "buffers": memory.buffers_bytes,
+                "working": memory.working_bytes,
+                "saved": memory.saved_bytes,
+                "reserve": memory.reserve_bytes,
+            },
+        )
+        if last is None or sample.bytes_by_term != last.bytes_by_term:
+            yield sample
+            last = sample

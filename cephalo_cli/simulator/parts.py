@@ -1,0 +1,185 @@
+"""What one rank brings to a step: its program, and the seconds of each of its actions.
+
+Ranks with the same device, microbatches, share, switches and slowness are played once and reported one by one.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cephalo_cli.artifacts.plan import Plan
+from cephalo_cli.artifacts.profile import DeviceProfile
+from cephalo_cli.costmodel.compute import RankChoice, optimizer_s, stage_s
+from cephalo_cli.costmodel.network import handled_fraction
+from cephalo_cli.costmodel.step import CollectiveTimes, collective_times
+from cephalo_cli.schedule import Op, Phase, StepStages, plan_stages
+from cephalo_cli.simulator.program import Collective, Compute, Copy, Optimize, Program, programs
+from cephalo_cli.units import boundary_bytes
+
+__all__ = ["Disturbance", "Part", "Setting", "rank_choice", "setting"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disturbance:
+    """What makes a step slower than the profile says."""
+
+    jitter_sigma: float = 0.0
+    """Standard deviation of the logarithm of every compute action's factor (its mean is 1); 0 for none."""
+    seed: int = 0
+    """Seed of the jitter."""
+    stragglers: Mapping[int, float] = field(default_factory=dict)
+    """Factor by which a rank computes more slowly, such as ``{3: 1.3}``."""
+
+
+@dataclass(kw_only=True)
+class Part:
+    """One group of identical ranks."""
+
+    ranks: tuple[int, ...]
+    choice: RankChoice
+    device: DeviceProfile
+    program: Program
+    seconds: tuple[float, ...]
+    """Seconds of each action: of compute, copies and the optimizer; 0 for the others."""
+    forward: tuple[float, ...]
+    """Fraction of each action's seconds that is forward (recomputed forwards count as backward)."""
+    moving_s: tuple[float, ...]
+    """Seconds of the compute lane that moving each collective's bytes takes (cpu devices)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Everything that does not change from step to step."""
+
+    plan: Plan
+    step: StepStages
+    times: CollectiveTimes
+    collectives: tuple[Collective, ...]
+    collective_s: tuple[float, ...]
+    """Seconds of each collective of a step."""
+    parts: tuple[Part, ...]
+    disturbance: Disturbance
+
+
+def rank_choice(plan: Plan, rank: int) -> RankChoice:
+    """Read what a plan decides for one rank."""
+    chosen = plan.ranks[rank]
+    return RankChoice(
+        device=chosen.device,
+        microbatch_sizes=chosen.microbatch_sizes,
+        state_share=chosen.state_share,
+        recompute=chosen.recompute,
+        offload=chosen.offload,
+    )
+
+
+def setting(plan: Plan, disturbance: Disturbance) -> Setting:
+    """Group a plan's ranks and work out the seconds of everything they do."""
+    step = plan_stages(plan)
+    choices = [rank_choice(plan, rank) for rank in range(len(plan.ranks))]
+    times = collective_times(plan, step, [choice.state_share for choice in choices])
+    folded = programs(step, [(len(each.microbatch_sizes), each.recompute, each.offload) for each in choices])
+    collectives = next(iter(folded.values())).collectives
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank, choice in enumerate(choices):
+        alone = rank if disturbance.jitter_sigma else None
+        groups.setdefault((choice, disturbance.stragglers.get(rank, 1.0), alone), []).append(rank)
+    parts = []
+    for ranks in groups.values():
+        choice = choices[ranks[0]]
+        program = folded[len(choice.microbatch_sizes), choice.recompute, choice.offload]
+        slowness = disturbance.stragglers.get(ranks[0], 1.0)
+        parts.append(_part(plan, step, times, choice=choice, program=program, ranks=ranks, slowness=slowness))
+    return Setting(
+        plan=plan,
+        step=step,
+        times=times,
+        collectives=collectives,
+        collective_s=tuple(_collective_s(times, each, parts) for each in collectives),
+        parts=tuple(parts),
+        disturbance=disturbance,
+    )
+
+
+def jitter(part: Part, disturbance: Disturbance, step: int) -> list[float]:
+    """Draw a factor for each of a rank's actions in one step; the same seed, rank and step give the same factors."""
+    sigma = disturbance.jitter_sigma
+    draw = random.Random(f"{disturbance.seed}/{step}/{part.ranks[0]}").gauss  # noqa: S311  (no secret)
+    return [math.exp(sigma * draw(0.0, 1.0) - sigma * sigma / 2) for _ in part.seconds]
+
+
+def _part(
+    plan: Plan,
+    step: StepStages,
+    times: CollectiveTimes,
+    *,
+    choice: RankChoice,
+    program: Program,
+    ranks: list[int],
+    slowness: float,
+) -> Part:
+    device = plan.devices[choice.device]
+    known: dict[tuple[object, ...], tuple[float, float]] = {}
+    seconds, forward = [], []
+    for action in program.actions:
+        one, fraction = 0.0, 0.0
+        if isinstance(action, Compute):
+            key = (step.units[action.unit].kind, action.phase, action.records)
+            if key not in known:
+                known[key] = _compute_s(device, step, choice, action)
+            one, fraction = known[key]
+            one *= slowness
+        elif isinstance(action, Copy):
+            one = _copy_s(plan, device, choice, action)
+        elif isinstance(action, Optimize):
+            one = optimizer_s(plan, choice) * slowness
+        seconds.append(one)
+        forward.append(fraction)
+    return Part(
+        ranks=tuple(ranks),
+        choice=choice,
+        device=device,
+        program=program,
+        seconds=tuple(seconds),
+        forward=tuple(forward),
+        moving_s=tuple(_moving_s(plan, choice, times, each) for each in program.collectives),
+    )
+
+
+def record_s(device: DeviceProfile, step: StepStages, unit: int, op: Op, size: int) -> float:
+    """Seconds of one compute record on a microbatch of ``size`` samples."""
+    phase: Phase = "backward" if op is Op.BACKWARD else "forward"
+    return stage_s(device, step.units[unit].kind, phase, (size,), recompute=False)
+
+
+def _compute_s(device: DeviceProfile, step: StepStages, choice: RankChoice, action: Compute) -> tuple[float, float]:
+    """Seconds of a run of compute records, and the fraction of them that is forward."""
+    forward = total = 0.0
+    for op, microbatch in action.records:
+        seconds = record_s(device, step, action.unit, op, choice.microbatch_sizes[microbatch])
+        total += seconds
+        forward += seconds if op is Op.FORWARD else 0.0
+    return total, forward / total if total else 0.0
+
+
+def _copy_s(plan: Plan, device: DeviceProfile, choice: RankChoice, action: Copy) -> float:
+    host = device.host_copy
+    if host is None:
+        return 0.0
+    num_bytes = boundary_bytes(plan.model, plan.seq_len, plan.dtype, choice.microbatch_sizes[action.boundary[1]])
+    return host.latency_s + num_bytes / (host.to_host_bytes_per_s if action.to_host else host.to_device_bytes_per_s)
+
+
+def _collective_s(times: CollectiveTimes, collective: Collective, parts: Sequence[Part]) -> float:
+    """Seconds of a collective; no shorter than what any rank spends on moving its bytes."""
+    seconds = (times.gather_s if collective.is_gather else times.reduce_s)[collective.unit]
+    return max([seconds, *(part.moving_s[collective.index] for part in parts)])
+
+
+def _moving_s(plan: Plan, choice: RankChoice, times: CollectiveTimes, collective: Collective) -> float:
+    if plan.network == "ideal":
+        return 0.0
+    handled = handled_fraction(plan.network.algorithm, len(plan.ranks), choice.state_share)
+    num_bytes = (times.gather_bytes if collective.is_gather else times.reduce_bytes)[collective.unit]
+    return plan.devices[choice.device].collective_compute_s_per_byte * handled * num_bytes
