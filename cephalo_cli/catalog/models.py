@@ -1,0 +1,52 @@
+"""Models by name, and the one door through which the command line gets a model."""
+
+from pathlib import Path
+
+from cephalo_cli.artifacts import store
+from cephalo_cli.artifacts.base import InputFile
+from cephalo_cli.artifacts.model import Model
+from cephalo_cli.catalog.data import find, model_records
+from cephalo_cli.catalog.huggingface import model_from_hf_config
+from cephalo_cli.errors import ArtifactError
+
+__all__ = ["load_model", "model"]
+
+
+def model(name: str, *, where: str = "--model") -> Model:
+    """Return the shape of a model, by name or alias; ``gpt_1.3b`` and ``gpt-1.3b`` are one name.
+
+    Raises:
+        ArtifactError: The catalog has no such model.
+    """
+    key = find(name, model_records(), lambda record: record.aliases, what="model", where=where)
+    return Model.model_validate({"name": key, **model_records()[key].shape})
+
+
+def load_model(text: str) -> tuple[Model, tuple[InputFile, ...]]:
+    """Get a model from what the user wrote, and the files it came from.
+
+    ``text`` is a model artifact (``-``: from standard input), a Hugging Face ``config.json`` or a folder that holds
+    one, or else a catalog name. What exists as a file is read as one.
+
+    Raises:
+        ArtifactError: There is no such file or name, or the file is not a model or has settings that are not supported.
+    """
+    path = Path(text)
+    if path.is_dir():
+        path /= "config.json"
+    if text == store.STANDARD_STREAM:
+        return store.read(text, Model), ()
+    if path.is_file() or path.suffix == ".json":
+        return _read(path), (store.input_file(path),)
+    try:
+        return model(text), ()
+    except ArtifactError as error:
+        if len(path.parts) > 1:
+            raise ArtifactError("no such file", where=text, hint="give a model file or a catalog name") from error
+        raise
+
+
+def _read(path: Path) -> Model:
+    if path.name == "config.json" or "model_type" in store.read_object(path):
+        return model_from_hf_config(path)
+    return store.read(path, Model)
