@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cephalo_cli.artifacts.plan import ScheduleName
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitKind
+from cephalo_cli.costmodel.network import handled_fraction
 from cephalo_cli.costmodel.tables import interpolate
 from cephalo_cli.schedule import Phase
 from cephalo_cli.units import boundary_bytes
 
-__all__ = ["RankChoice", "copy_s", "optimizer_s", "stage_s"]
+__all__ = ["RankChoice", "copy_s", "moving_s_per_byte", "optimizer_s", "stage_s"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +69,20 @@ def copy_s(
     to_device = num_in * (latency + moved / device.host_copy.to_device_bytes_per_s)
     to_host = num_out * (latency + moved / device.host_copy.to_host_bytes_per_s)
     return max(to_device, to_host)
+
+
+def moving_s_per_byte(basis: Basis, choice: RankChoice, num_ranks: int, schedule: ScheduleName) -> float:
+    """Seconds of the compute lane that a collective takes for each byte of its unit (cpu devices).
+
+    An all-reduce of replicated state is a reduce-scatter and a gather over equal parts, whatever the share.
+    """
+    if basis.network == "ideal":
+        return 0.0
+    if schedule == "replicated":
+        handled = 2 * handled_fraction(basis.network.algorithm, num_ranks, 1 / num_ranks)
+    else:
+        handled = handled_fraction(basis.network.algorithm, num_ranks, choice.state_share)
+    return basis.devices[choice.device].collective_compute_s_per_byte * handled
 
 
 def optimizer_s(basis: Basis, choice: RankChoice) -> float:

@@ -3,8 +3,9 @@
 state      shards of master weights, gradients and both AdamW moments: 16 bytes a trained parameter, 4 a frozen one
            (twice that for float64)
 buffers    the largest sum, over the stages of a step, of unsharded parameters (compute dtype) and unsharded gradients
-           (accumulation dtype: the stage's and those still being reduced); none for one rank that keeps everything
-           in the compute dtype
+           (accumulation dtype: the stage's and those still being reduced, in microbatch-major order all of them from
+           the first round on). A rank that keeps everything (one rank, or replicated state) has only a copy of all
+           parameters in the compute dtype, and not even that where it is the dtype of the master weights
 working    the most live tensors inside one unit for the largest microbatch
 saved      what lives from forward to backward
 reserve    runtime context and fragmentation
@@ -47,16 +48,10 @@ def state_bytes(basis: Basis) -> int:
 
 def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType) -> int:
     """Bytes of unsharded parameters and gradients at the fullest stage of a step; the same on every rank."""
-    if step.name == "replicated":
-        return 0
-    if num_ranks == 1:
-        gradient_bytes, parameter_bytes = (
-            0,
-            0 if DTYPE_BYTES[dtype] == accumulation_bytes(dtype) else DTYPE_BYTES[dtype],
-        )
-    else:
-        gradient_bytes, parameter_bytes = accumulation_bytes(dtype), DTYPE_BYTES[dtype]
+    gradient_bytes, parameter_bytes = accumulation_bytes(dtype), DTYPE_BYTES[dtype]
     sizes = [unit.num_parameters for unit in step.units]
+    if num_ranks == 1 or step.name == "replicated":
+        return 0 if parameter_bytes == gradient_bytes else parameter_bytes * sum(sizes)
     fullest = 0
     accumulating: set[int] = set()
     reducing: set[int] = set()
@@ -130,8 +125,6 @@ def rank_memory(
     buffers = 0
     if device.method != "imported":
         buffers = buffers_bytes(step, num_ranks=num_ranks, dtype=basis.dtype)
-        if step.name == "microbatch-major" and step.num_rounds > 1 and num_ranks > 1:
-            buffers += accumulation_bytes(basis.dtype) * basis.num_parameters
         if choice.offload and sizes:
             buffers += 4 * boundary_bytes(basis.model, basis.seq_len, basis.dtype, max(sizes))
     working = working_bytes(device, sizes, recompute=choice.recompute)

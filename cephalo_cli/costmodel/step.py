@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cephalo_cli.artifacts.profile import Basis
-from cephalo_cli.costmodel.compute import RankChoice, copy_s, optimizer_s, stage_s
+from cephalo_cli.costmodel.compute import RankChoice, copy_s, moving_s_per_byte, optimizer_s, stage_s
 from cephalo_cli.costmodel.memory import accumulation_bytes
-from cephalo_cli.costmodel.network import busiest_fraction, collective_s, handled_fraction
+from cephalo_cli.costmodel.network import busiest_fraction, collective_s
 from cephalo_cli.schedule import Phase, Stage, StepStages
 from cephalo_cli.units import DTYPE_BYTES
 
@@ -167,11 +167,7 @@ class _Compute:
     ) -> None:
         self.basis, self.choice, self.times, self.step = basis, choice, times, step
         self.device = basis.devices[choice.device]
-        network = basis.network
-        self.moved_s_per_byte = 0.0
-        if network != "ideal":
-            handled = handled_fraction(network.algorithm, num_ranks, choice.state_share)
-            self.moved_s_per_byte = self.device.collective_compute_s_per_byte * handled
+        self.moving_s_per_byte = moving_s_per_byte(basis, choice, num_ranks, step.name)
 
     def sizes(self, stage: Stage) -> tuple[int, ...]:
         sizes = self.choice.microbatch_sizes
@@ -188,7 +184,7 @@ class _Compute:
     def moving_s(self, gathered: Sequence[int], reduced: Sequence[int]) -> float:
         num_bytes = sum(self.times.gather_bytes[unit] for unit in gathered)
         num_bytes += sum(self.times.reduce_bytes[unit] for unit in reduced)
-        return self.moved_s_per_byte * num_bytes
+        return self.moving_s_per_byte * num_bytes
 
     def totals(self) -> RankSeconds:
         def whole(phase: Phase) -> float:
@@ -212,14 +208,18 @@ def _replicated_step(
     ranks: tuple[RankSeconds, ...],
     optimizer: float,
 ) -> StepEstimate:
-    """Replicated state: ranks run freely until the reductions, which follow the last backward, unit after unit.
+    """Replicated state: ranks run freely until the reductions, which start as gradients are complete, unit after unit.
 
     ``step = max( max_i compute_i + AR(last), max_i(compute_i until the first gradient is complete) + sum_u AR(u) )
-    + max_i optimizer_i``.
+    + max_i optimizer_i``, where on CPU devices compute_i carries the moving of all reductions but the last.
     """
     reduced = [stage for stage in step.stages if stage.reduce]
     tail = reduced[1:]
-    compute = max(rank.forward_s + rank.backward_s for rank in ranks)
+    hidden = [unit for stage in reduced[:-1] for unit in stage.reduce]
+    compute = max(
+        rank.forward_s + rank.backward_s + rank_compute.moving_s((), hidden)
+        for rank, rank_compute in zip(ranks, computes, strict=True)
+    )
     ready = max(
         rank.forward_s + rank.backward_s - sum(rank_compute.seconds(stage) for stage in tail)
         for rank, rank_compute in zip(ranks, computes, strict=True)

@@ -117,15 +117,13 @@ class _Buffers:
         self.collectives = setting.collectives
         accumulation, compute = accumulation_bytes(plan.dtype), DTYPE_BYTES[plan.dtype]
         self.per_gradient, self.per_parameter = float(accumulation), float(compute)
-        alone = len(plan.ranks) == 1
-        if alone:
-            self.per_gradient, self.per_parameter = 0.0, 0.0 if compute == accumulation else float(compute)
+        keeps_all = len(plan.ranks) == 1 or step.name == "replicated"
         self.always = 0.0
-        if step.name == "replicated" or part.device.method == "imported":
+        if keeps_all or part.device.method == "imported":
             self.per_gradient = self.per_parameter = 0.0
         if part.device.method != "imported":
-            if step.name == "microbatch-major" and step.num_rounds > 1 and not alone:
-                self.always += accumulation * plan.num_parameters
+            if keeps_all and compute != accumulation:
+                self.always += compute * sum(self.sizes)
             sizes = part.choice.microbatch_sizes
             if part.choice.offload and sizes:
                 self.always += 4 * boundary_bytes(plan.model, plan.seq_len, plan.dtype, max(sizes))

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.artifacts.profile import DeviceProfile
-from cephalo_cli.costmodel.compute import RankChoice, optimizer_s, stage_s
-from cephalo_cli.costmodel.network import handled_fraction
+from cephalo_cli.costmodel.compute import RankChoice, moving_s_per_byte, optimizer_s, stage_s
 from cephalo_cli.costmodel.step import CollectiveTimes, collective_times
 from cephalo_cli.schedule import Op, Phase, StepStages, plan_stages
 from cephalo_cli.simulator.program import Collective, Compute, Copy, Optimize, Program, programs
@@ -178,8 +177,5 @@ def _collective_s(times: CollectiveTimes, collective: Collective, parts: Sequenc
 
 
 def _moving_s(plan: Plan, choice: RankChoice, times: CollectiveTimes, collective: Collective) -> float:
-    if plan.network == "ideal":
-        return 0.0
-    handled = handled_fraction(plan.network.algorithm, len(plan.ranks), choice.state_share)
     num_bytes = (times.gather_bytes if collective.is_gather else times.reduce_bytes)[collective.unit]
-    return plan.devices[choice.device].collective_compute_s_per_byte * handled * num_bytes
+    return moving_s_per_byte(plan, choice, len(plan.ranks), plan.schedule) * num_bytes
