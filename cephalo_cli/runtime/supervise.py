@@ -223,17 +223,20 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
     """Keep the agent's log to ourselves (we say what happened), and put back what it changes in this process."""
-    log = logging.getLogger("torch.distributed.elastic")
-    level, environ = log.level, dict(os.environ)
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
+    levels = {name: logging.getLogger(name).level for name in names}
+    environ = dict(os.environ)
     handlers: Mapping[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    log.setLevel(logging.CRITICAL)
+    for name in names:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        log.setLevel(level)
-        for name in os.environ.keys() - environ.keys():
-            del os.environ[name]
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        for variable in os.environ.keys() - environ.keys():
+            del os.environ[variable]
         for number, handler in handlers.items():
             signal.signal(number, handler)

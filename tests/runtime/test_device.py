@@ -1,0 +1,71 @@
+import json
+
+import pytest
+import torch
+
+from cephalo_cli.artifacts import Cluster
+from cephalo_cli.artifacts.cluster import DeviceType
+from cephalo_cli.errors import UsageError
+from cephalo_cli.runtime.device import DeviceClock, MemoryMeter, device_identity, torch_device
+from cephalo_cli.runtime.places import device_index, num_threads
+from cephalo_cli.runtime.process import process_group_backend
+
+CPU = torch.device("cpu")
+
+
+def cluster_of(*backends: str) -> Cluster:
+    types = {f"d{index}": {"backend": backend, "memory_bytes": 1} for index, backend in enumerate(backends)}
+    node = {"name": "n", "devices": list(types)}
+    content = {"kind": "cluster", "name": "c", "device_types": types, "nodes": [node], "network": "ideal"}
+    return Cluster.model_validate_json(json.dumps(content))
+
+
+def test_a_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"s": 1.0}
+
+    def finish(device: torch.device) -> None:
+        assert device.type == "cuda"
+        now["s"] += 0.05
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", finish)
+    assert DeviceClock(torch.device("cuda", 0), lambda: now["s"])() == 1.05
+    assert DeviceClock(CPU, lambda: now["s"])() == 1.05
+
+
+def test_the_meter_sees_a_peak_that_is_over() -> None:
+    meter = MemoryMeter(CPU)
+    meter.reset()
+    before = meter.peak_bytes()
+    held = torch.ones(50_000_000)
+    del held
+    assert meter.peak_bytes() - before > 150_000_000
+
+
+def test_a_cpu_says_which_it_is() -> None:
+    plain = device_identity(CPU, DeviceType(backend="cpu", memory_bytes=5))
+    emulated = device_identity(CPU, DeviceType(backend="cpu", memory_bytes=5, emulated_speed=0.5))
+    assert plain.name
+    assert plain.memory_bytes > 2**28
+    assert plain.torch == torch.__version__
+    assert emulated.memory_bytes == 5
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a device")
+def test_a_device_that_is_not_here_is_refused() -> None:
+    assert torch_device("cpu", 3) == CPU
+    with pytest.raises(UsageError, match="device 1 of backend cuda does not exist here: torch finds 0"):
+        torch_device("cuda", 1)
+
+
+def test_the_backend_follows_from_the_devices() -> None:
+    assert process_group_backend(cluster_of("cpu", "cpu")) == "gloo"
+    assert process_group_backend(cluster_of("cuda", "cuda")) == "cpu:gloo,cuda:nccl"
+    assert process_group_backend(cluster_of("rocm")) == "cpu:gloo,cuda:nccl"
+    with pytest.raises(UsageError, match="devices of backends cuda and rocm cannot run in one job"):
+        process_group_backend(cluster_of("cuda", "rocm"))
+
+
+def test_devices_are_counted_within_their_backend() -> None:
+    cluster = cluster_of("cpu", "cuda", "cpu", "cuda")
+    assert [device_index(cluster, place) for place in cluster.ranks] == [0, 0, 1, 1]
+    assert all(num_threads(cluster, place) >= 1 for place in cluster.ranks)

@@ -1,0 +1,140 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cephalo_cli.artifacts import Cluster
+from cephalo_cli.errors import CephaloError, InfeasibleError, TrainingError, UsageError
+from cephalo_cli.runtime.cgroup import find_home
+from cephalo_cli.runtime.launch import RankEnvironment, external_launcher, run_ranks
+
+MakeCluster = Callable[..., Cluster]
+HERE = Path(__file__).parent
+needs_cgroups = pytest.mark.skipif(find_home() is None, reason="control groups may not be made here")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "exit_code", "message"),
+    [
+        ("own error", InfeasibleError, 4, "rank 1 (d1 on n0): rank 1 does not fit (give it more)"),
+        ("bug", CephaloError, 1, "rank 1 (d1 on n0): ZeroDivisionError: a bug"),
+        ("exit", TrainingError, 6, "rank 1 (d1 on n0) ended with exit code 9"),
+        ("kill", TrainingError, 6, "rank 1 (d1 on n0) was killed by SIGKILL"),
+        ("stuck", TrainingError, 6, "rank 1 (d1 on n0) ended with exit code 9"),
+    ],
+)
+def test_a_rank_that_ends_ends_the_job_with_its_reason(
+    make_cluster: MakeCluster, how: str, kind: type[CephaloError], exit_code: int, message: str
+) -> None:
+    with pytest.raises(CephaloError) as caught:
+        run_ranks("rank_entries:fail", how, make_cluster([None, None]))
+    assert (type(caught.value), caught.value.exit_code, str(caught.value)) == (kind, exit_code, message)
+
+
+@needs_cgroups
+def test_a_rank_killed_for_its_memory_is_named_with_its_limit(make_cluster: MakeCluster) -> None:
+    with pytest.raises(TrainingError) as caught:
+        run_ranks("rank_entries:fail", "memory", make_cluster([1.0, 0.9], memory_bytes=600 * 2**20))
+    assert caught.value.message == ("rank 1 (d1 on n0) was killed because it went over its memory limit of 600 MiB")
+
+
+@needs_cgroups
+def test_emulated_ranks_get_a_group_threads_and_a_way_to_speak(make_cluster: MakeCluster) -> None:
+    events: list[tuple[int, object]] = []
+    given = run_ranks(
+        "rank_entries:describe", {}, make_cluster([0.5, 1.5]), on_event=lambda *event: events.append(event)
+    )
+    assert given == [[0, "d0", "cgroup", 1, True], [1, "d1", "cgroup", 2, True]]
+    assert sorted(events) == [(0, {"hello": 0}), (1, {"hello": 1})]
+    home = find_home()
+    assert home is not None
+    assert not list(home.cpu.glob(f"cephalo-{os.getpid()}-*"))
+
+
+def test_without_control_groups_devices_hold_themselves_back(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster([0.5, 0.5], memory_bytes=600 * 2**20)
+    given = run_ranks("rank_entries:describe", {}, cluster, use_cgroups=False)
+    assert [rank[2] for rank in given] == ["cooperative", "cooperative"]
+    with pytest.raises(TrainingError, match="an emulated device of 600 MiB is out of memory"):
+        run_ranks("rank_entries:describe", {"num_elements": 200_000_000}, cluster, use_cgroups=False)
+
+
+def test_ctrl_c_ends_every_rank(make_cluster: MakeCluster) -> None:
+    code = (
+        "import sys; from cephalo_cli.artifacts import Cluster; from cephalo_cli.runtime.launch import run_ranks\n"
+        "from cephalo_cli.errors import InterruptedRunError\n"
+        "try: run_ranks('rank_entries:wait_for_signal', None, Cluster.model_validate_json(sys.argv[1]),\n"
+        "               on_event=lambda rank, pid: print(pid, flush=True))\n"
+        "except InterruptedRunError as error: sys.exit(error.exit_code)\n"
+    )
+    cluster = make_cluster([None, None]).model_dump_json(exclude_none=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, cluster], stdout=subprocess.PIPE, text=True, env=_environ()
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(parent.stdout.readline()) for _ in range(2)]
+        assert all(map(alive, pids))
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(30) == 130
+    assert not any(map(alive, pids))
+
+
+def test_under_an_outer_launcher_each_process_is_one_rank(make_cluster: MakeCluster) -> None:
+    code = (
+        "import os, sys; from cephalo_cli.artifacts import Cluster; from cephalo_cli.runtime import launch\n"
+        "print(launch.run_ranks('rank_entries:describe', {}, Cluster.model_validate_json(sys.argv[1]),\n"
+        "                       external=launch.external_launcher(os.environ)))\n"
+    )
+    cluster = make_cluster([None, 1.0], nodes=2).model_dump_json(exclude_none=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, cluster],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environ(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)),
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert outputs[1] == "None\n"
+    assert outputs[0].startswith("[[0, 'd0', None, ")
+
+
+def test_an_outer_launcher_is_recognised_or_refused() -> None:
+    complete = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
+    assert external_launcher({}) is None
+    assert external_launcher({"MASTER_ADDR": "host"}) is None
+    assert external_launcher(complete) == RankEnvironment(rank=1, world_size=4)
+    with pytest.raises(UsageError, match="RANK and WORLD_SIZE are set but MASTER_ADDR and MASTER_PORT not"):
+        external_launcher({"RANK": "0", "WORLD_SIZE": "2"})
+    with pytest.raises(UsageError, match="RANK or WORLD_SIZE is not a number"):
+        external_launcher(complete | {"RANK": "one"})
+
+
+def test_a_cluster_that_cannot_be_started_is_refused(make_cluster: MakeCluster) -> None:
+    with pytest.raises(UsageError, match="the launcher started 3 processes, cluster 'c' has 2 devices"):
+        run_ranks("rank_entries:describe", {}, make_cluster([None] * 2), external=RankEnvironment(rank=0, world_size=3))
+    content = make_cluster([None] * 2, nodes=2).model_dump_json(exclude_none=True)
+    two_hosts = Cluster.model_validate_json(content.replace('"backend":"cpu"', '"backend":"cuda"'))
+    with pytest.raises(UsageError, match="has 2 nodes, but ranks can only be started on this one"):
+        run_ranks("rank_entries:describe", {}, two_hosts)
+
+
+def _environ(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), **more}
