@@ -38,6 +38,7 @@ from cephalo_cli.runtime.peers import PeerLostError, is_peer_loss
 
 __all__ = [
     "CPU_SCRATCH_BYTES",
+    "BufferLayout",
     "CollectiveRecord",
     "Pending",
     "ShardedCollectives",
