@@ -76,6 +76,19 @@ def read_object(path: str | Path) -> dict[str, Any]:
     return _parse_object(_read_bytes(path), _name(path))
 
 
+def read_text(path: str | Path) -> tuple[str, InputFile]:
+    """Read a text file that is no artifact, such as a table, together with its name and digest.
+
+    Raises:
+        ArtifactError: The file is missing, too large, or not UTF-8.
+    """
+    raw = _read_bytes(path)
+    try:
+        return raw.decode("utf-8-sig"), _named(path, raw)
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"is not UTF-8 text (byte {error.start})", where=_name(path)) from error
+
+
 def input_file(path: str | Path) -> InputFile:
     """Name a file and its digest, for an artifact's ``inputs``. Raises as `read`."""
     return _named(path, _read_bytes(path))
