@@ -154,11 +154,11 @@ class Plan(Basis):
     global_batch_size: PositiveInt
     """Samples of one step over all ranks."""
     settings: PlanSettings
-    """The options the plan was made with."""
+    """Memory limits and switches that every rank's part respects."""
     ranks: Annotated[Series[RankPlan], Field(min_length=1)]
     """Each rank's part, in rank order."""
     expected: ExpectedStep
-    """What we expect of a step."""
+    """Time and throughput of a step under the cost model."""
     solver: SolverProof
     """How good the plan is."""
     alternatives: Series[Alternative] = ()

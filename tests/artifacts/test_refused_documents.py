@@ -1,0 +1,447 @@
+"""Wrong documents, each with its exact message: the file, the path of the value, what was found, what was expected."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cephalo_cli.artifacts import store
+from cephalo_cli.errors import ArtifactError
+from tests.artifacts.documents import changed, document, renamed, without
+
+KINDS = "'cluster', 'model', 'profile', 'plan' or 'report'"
+LONG = 10**399
+UNIT = ("devices", "big", "units", "block")
+
+
+def both(first: dict[str, Any], **more: object) -> dict[str, Any]:
+    return first | more
+
+
+NOT_JSON: list[tuple[str, bytes, str]] = [
+    ("empty", b"", "f: is empty, expected a JSON object"),
+    ("blank", b" \n\t", "f: is empty, expected a JSON object"),
+    ("cut off in a name", b'{"kind": "clus', "f: is cut off: unterminated string at line 1, column 10"),
+    ("cut off in a list", b'{"a":\n [1, 2', "f: is cut off: expecting ',' delimiter at line 2, column 7"),
+    ("cut off before a value", b'{"a":', "f: is cut off: expecting value at line 1, column 6"),
+    (
+        "not JSON",
+        b"{kind: 1}",
+        "f: is not JSON: expecting property name enclosed in double quotes at line 1, column 2",
+    ),
+    ("two documents", b"{}{}", "f: is not JSON: extra data at line 1, column 3"),
+    ("not UTF-8", b'{"name": "\xff"}', "f: is not UTF-8 text (byte 10)"),
+    ("UTF-16", '{"kind": "plan"}'.encode("utf-16"), "f: is not UTF-8 text (byte 0)"),
+    ("a list", b"[{}]", "f: found a list, expected a JSON object"),
+    ("a number", b"3", "f: found 3, expected a JSON object"),
+    ("nested 10,000 deep", b'{"a":' * 10_000 + b"1" + b"}" * 10_000, "f: is nested too deeply for an artifact"),
+    (
+        "nested 300 deep",
+        b'{"kind": "cluster", "a": ' + b"[" * 300 + b"]" * 300 + b"}",
+        "f: is nested too deeply for an artifact",
+    ),
+    ("a key twice", b'{"kind": "plan", "kind": "plan"}', "f: kind: found the same key twice, expected each key once"),
+    (
+        "a nested key twice",
+        b'{"ranks": [{}, {"a": 1, "rank": 1, "rank": 2}]}',
+        "f: ranks[1].rank: found the same key twice, expected each key once",
+    ),
+    (
+        "half a surrogate pair",
+        b'{"name": ["x", "\\ud83d"]}',
+        "f: name[1]: found half of a surrogate pair, expected text",
+    ),
+    (
+        "half a surrogate pair in a key",
+        b'{"a": {"\\udc00": 1}}',
+        "f: a: found half of a surrogate pair in a key, expected text",
+    ),
+    ("a huge float", b'{"ranks": [{"x": 1e999}]}', "f: ranks[0].x: found 1e999, expected a number that fits a float64"),
+    ("a huge negative float", b'{"x": -1e999}', "f: x: found -1e999, expected a number that fits a float64"),
+    (
+        "an object with too many keys",
+        json.dumps({"a": dict.fromkeys(map(str, range(100_001)), 0)}).encode(),
+        "f: a: found an object of 100001 keys, expected at most 100000 keys",
+    ),
+]
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    # kind and version
+    ("no kind", without("plan", "kind"), f"f: kind: is missing, expected {KINDS}"),
+    ("null kind", changed("plan", "kind", to=None), f"f: kind: found null, expected {KINDS}"),
+    (
+        "unknown kind",
+        changed("plan", "kind", to="clutser"),
+        f"f: kind: found \"clutser\", expected {KINDS} (did you mean 'cluster'?)",
+    ),
+    ("a number for the kind", changed("plan", "kind", to=7), f"f: kind: found 7, expected {KINDS}"),
+    (
+        "newer version",
+        changed("plan", "schema_version", to="2.0"),
+        "f: schema_version: found version 2.0, expected at most 1.0 (upgrade cephalo)",
+    ),
+    (
+        "malformed version",
+        changed("plan", "schema_version", to="one"),
+        "f: schema_version: found \"one\", expected a version such as '1.0'",
+    ),
+    (
+        "a version with three parts",
+        changed("plan", "schema_version", to="1.0.0"),
+        "f: schema_version: found \"1.0.0\", expected a version such as '1.0'",
+    ),
+    (
+        "a number for the version",
+        changed("plan", "schema_version", to=1.0),
+        "f: schema_version: found 1.0, expected a version such as '1.0'",
+    ),
+    (
+        "malformed version inside",
+        changed("plan", "model", "schema_version", to="v1"),
+        "f: model.schema_version: found \"v1\", expected a version such as '1.0'",
+    ),
+    (
+        "wrong kind inside",
+        changed("plan", "model", "kind", to="cluster"),
+        "f: model.kind: found \"cluster\", expected 'model'",
+    ),
+    # keys
+    (
+        "unknown key",
+        both(document("plan"), golbal_batch=64),
+        "f: golbal_batch: unknown key (did you mean 'global_batch_size'?)",
+    ),
+    (
+        "unknown key far from all",
+        both(document("model"), zzzz=64),
+        "f: zzzz: unknown key (cephalo show --schema model lists every field)",
+    ),
+    (
+        "unknown nested key",
+        changed("plan", "ranks", 1, "microbatch_size", to=[4]),
+        "f: ranks[1].microbatch_size: unknown key (did you mean 'microbatch_sizes'?)",
+    ),
+    (
+        "misspelt nested key, which is then missing",
+        renamed("plan", "ranks", 2, "state_share", to="state_shares"),
+        "f: ranks[2].state_shares: unknown key (did you mean 'state_share'?)",
+    ),
+    (
+        "misspelt key inside a choice",
+        renamed("cluster", "network", "latency_s", to="latency"),
+        "f: network.latency: unknown key (did you mean 'latency_s'?)",
+    ),
+    (
+        "unknown dtype as a key",
+        changed("cluster", "device_types", "big", "peak_flops", "bflot16", to=1),
+        "f: device_types.big.peak_flops.bflot16: unknown key (did you mean 'bfloat16'?)",
+    ),
+    (
+        "unknown unit",
+        renamed("profile", "devices", "big", "units", "block", to="blok"),
+        "f: devices.big.units.blok: unknown key (did you mean 'block'?)",
+    ),
+    (
+        "unknown key in a newer minor version",
+        both(changed("model", "schema_version", to="1.3"), num_experts=8),
+        "f: num_experts: unknown key (the file is version 1.3, this program knows 1.0: upgrade cephalo)",
+    ),
+    (
+        "an odd key",
+        changed("cluster", "device_types", "big\nred \x1b[31m.", to={}),
+        "f: device_types[\"big\\nred \\u001b[31m.\"]: has neither 'catalog' nor 'memory_bytes', expected one of them",
+    ),
+    (
+        "missing field",
+        without("plan", "expected"),
+        "f: expected: is missing (cephalo show --schema plan lists every field)",
+    ),
+    (
+        "missing nested field",
+        without("plan", "ranks", 0, "memory", "limit_bytes"),
+        "f: ranks[0].memory.limit_bytes: is missing (cephalo show --schema plan lists every field)",
+    ),
+    (
+        "missing field inside a choice",
+        without("profile", "network", "all_gather", "latency_s"),
+        "f: network.all_gather.latency_s: is missing (cephalo show --schema profile lists every field)",
+    ),
+    # types
+    (
+        "true for a number",
+        changed("model", "num_layers", to=True),
+        "f: num_layers: found true, expected a whole number",
+    ),
+    (
+        "true for a share",
+        changed("plan", "ranks", 0, "state_share", to=True),
+        "f: ranks[0].state_share: found true, expected a number",
+    ),
+    (
+        "text for a whole number",
+        changed("plan", "ranks", 1, "microbatch_sizes", to=["4"]),
+        'f: ranks[1].microbatch_sizes[0]: found "4", expected a whole number',
+    ),
+    (
+        "3.0 for a whole number",
+        changed("model", "num_layers", to=3.0),
+        "f: num_layers: found 3.0, expected a whole number",
+    ),
+    ("a number for text", changed("model", "name", to=3), "f: name: found 3, expected text"),
+    ("empty text", changed("model", "name", to=""), 'f: name: found "", expected text that is not empty'),
+    ("1 for true", changed("model", "tie_embeddings", to=1), "f: tie_embeddings: found 1, expected true or false"),
+    (
+        "an object for a list",
+        changed("plan", "ranks", 0, "microbatch_sizes", to={"0": 1}),
+        "f: ranks[0].microbatch_sizes: found an object, expected a list",
+    ),
+    (
+        "a list for an object",
+        changed("cluster", "device_types", to=[1]),
+        "f: device_types: found a list, expected an object",
+    ),
+    ("null for an object", changed("plan", "cluster", to=None), "f: cluster: found null, expected an object"),
+    ("an empty list", changed("cluster", "nodes", to=[]), "f: nodes: found [], expected at least 1 value"),
+    (
+        "a choice of names",
+        changed("model", "family", to="lama"),
+        "f: family: found \"lama\", expected 'gpt', 'llama', 'bert' or 'vit' (did you mean 'llama'?)",
+    ),
+    (
+        "a digest that is none",
+        changed("plan", "inputs", 0, "sha256", to="beef"),
+        'f: inputs[0].sha256: found "beef", expected 64 hexadecimal digits',
+    ),
+    (
+        "long text is cut",
+        changed("model", "family", to="x" * 1000),
+        f"f: family: found \"{'x' * 56}..., expected 'gpt', 'llama', 'bert' or 'vit'",
+    ),
+    # an object or a word
+    (
+        "another word",
+        changed("cluster", "network", to="fast"),
+        "f: network: found \"fast\", expected an object or 'ideal'",
+    ),
+    (
+        "a misspelt word",
+        changed("cluster", "network", to="idael"),
+        "f: network: found \"idael\", expected an object or 'ideal' (did you mean 'ideal'?)",
+    ),
+    ("neither", changed("profile", "network", to=[1]), "f: network: found a list, expected an object or 'ideal'"),
+    (
+        "a wrong value in the object",
+        changed("cluster", "network", "latency_s", to="1ms"),
+        'f: network.latency_s: found "1ms", expected a number',
+    ),
+    (
+        "a wrong value deep in the object",
+        changed("plan", "network", "all_gather", "points", 0, "shares", 1, to=-0.25),
+        "f: network.all_gather.points[0].shares[1]: found -0.25, expected a number of at least 0",
+    ),
+    # numbers
+    (
+        "NaN",
+        changed("plan", "ranks", 2, "state_share", to=float("nan")),
+        "f: ranks[2].state_share: found NaN, expected a finite number",
+    ),
+    (
+        "infinity",
+        changed("plan", "expected", "step_s", to=float("inf")),
+        "f: expected.step_s: found Infinity, expected a finite number",
+    ),
+    (
+        "minus infinity",
+        changed("cluster", "network", "latency_s", to=float("-inf")),
+        "f: network.latency_s: found -Infinity, expected a finite number",
+    ),
+    (
+        "an integer of 400 digits",
+        changed("plan", "ranks", 0, "memory", "state_bytes", to=LONG),
+        "f: ranks[0].memory.state_bytes: found an integer of 400 digits, expected at most 19 digits",
+    ),
+    (
+        "an integer of 2^63",
+        changed("model", "num_layers", to=2**63),
+        "f: num_layers: found 9223372036854775808, expected a number below 9.22337e+18",
+    ),
+    ("zero layers", changed("model", "num_layers", to=0), "f: num_layers: found 0, expected a number of at least 1"),
+    (
+        "negative share",
+        changed("plan", "ranks", 1, "state_share", to=-0.1),
+        "f: ranks[1].state_share: found -0.1, expected a number of at least 0",
+    ),
+    (
+        "share above one",
+        changed("plan", "ranks", 1, "state_share", to=1.5),
+        "f: ranks[1].state_share: found 1.5, expected a number of at most 1",
+    ),
+    ("dropout of one", changed("model", "dropout", to=1.0), "f: dropout: found 1.0, expected a number below 1"),
+    (
+        "no bandwidth",
+        changed("cluster", "network", "bandwidth_bytes_per_s", to=0),
+        "f: network.bandwidth_bytes_per_s: found 0, expected a number above 0",
+    ),
+    # values that do not fit together
+    (
+        "shares that sum to 0.9",
+        changed("plan", "ranks", 2, "state_share", to=0.6),
+        "f: ranks: found state shares that sum to 0.9, expected 1",
+    ),
+    (
+        "shares of replicated state",
+        changed("plan", "schedule", to="replicated"),
+        "f: ranks: found state shares that sum to 1, expected 3",
+    ),
+    (
+        "microbatches that do not sum to the batch",
+        changed("plan", "ranks", 0, "microbatch_sizes", to=[3, 3]),
+        "f: global_batch_size: found 8, expected 7, the sum of all microbatch sizes",
+    ),
+    (
+        "memory terms that do not sum",
+        changed("plan", "ranks", 1, "memory", "total_bytes", to=131),
+        "f: ranks[1].memory.total_bytes: found 131, expected 132, the sum of the terms",
+    ),
+    (
+        "a rank too few",
+        without("plan", "ranks", 2),
+        "f: ranks: found 2 ranks, expected 3, one a device of the cluster",
+    ),
+    (
+        "a rank in the wrong place",
+        changed("plan", "ranks", 2, "device", to="big"),
+        'f: ranks[2]: found rank 2 on "b", "big", expected rank 2 on "b", "small"',
+    ),
+    (
+        "a device type that is not in the cluster",
+        changed("cluster", "nodes", 0, "devices", to=["big", "huge"]),
+        "f: nodes[0].devices[1]: found \"huge\", expected 'big' or 'small'",
+    ),
+    (
+        "a device type that is not in the plan's cluster",
+        changed("plan", "cluster", "nodes", 1, "devices", 0, to="huge"),
+        "f: cluster.nodes[1].devices[0]: found \"huge\", expected 'big' or 'small'",
+    ),
+    (
+        "a node without link",
+        without("cluster", "nodes", 0, "link"),
+        "f: nodes[0].link: is missing, and the node has more than one device",
+    ),
+    (
+        "two nodes of one name",
+        changed("cluster", "nodes", 1, "name", to="a"),
+        'f: nodes[1].name: found "a" again, expected a name of its own',
+    ),
+    (
+        "a device type that says nothing",
+        changed("cluster", "device_types", "small", to={"backend": "cpu"}),
+        "f: device_types.small: has neither 'catalog' nor 'memory_bytes', expected one of them",
+    ),
+    (
+        "an emulated gpu",
+        changed("cluster", "device_types", "big", "emulated_speed", to=0.5),
+        "f: device_types.big.emulated_speed: is only for backend 'cpu', found backend \"cuda\"",
+    ),
+    (
+        "heads that do not divide",
+        changed("model", "num_heads", to=3),
+        "f: hidden_size: found 8, expected a multiple of num_heads, which is 3",
+    ),
+    (
+        "key and value heads that do not divide",
+        changed("model", "family", to="llama") | {"num_heads": 4, "num_kv_heads": 3},
+        "f: num_heads: found 4, expected a multiple of num_kv_heads, which is 3",
+    ),
+    ("a field the family needs", without("model", "vocab_size"), "f: vocab_size: is missing, family 'gpt' needs it"),
+    ("a field the family lacks", changed("model", "rope_theta", to=1e4), "f: rope_theta: is not for family 'gpt'"),
+    (
+        "patches that do not divide",
+        without("model", "vocab_size")
+        | {"family": "vit", "max_seq_len": None, "image_size": 30, "patch_size": 16, "num_classes": 10},
+        "f: image_size: found 30, expected a multiple of patch_size, which is 16",
+    ),
+    (
+        "lists of other lengths",
+        changed("profile", *UNIT, "backward_s", to=[0.1, 0.2]),
+        "f: devices.big.units.block.backward_s: found 2 values, expected 3, one a microbatch size",
+    ),
+    (
+        "optional lists of other lengths",
+        changed("profile", *UNIT, "saved_bytes", to=[1, 2, 3, 4]),
+        "f: devices.big.units.block.saved_bytes: found 4 values, expected 3, one a microbatch size",
+    ),
+    (
+        "sizes that decrease",
+        changed("profile", *UNIT, "microbatch", to=[1, 4, 2]),
+        "f: devices.big.units.block.microbatch[2]: found 2, expected more than 4",
+    ),
+    (
+        "sizes that repeat",
+        changed("profile", *UNIT, "microbatch", to=[1, 1, 2]),
+        "f: devices.big.units.block.microbatch[1]: found 1, expected more than 1",
+    ),
+    (
+        "a profile without a device the cluster uses",
+        without("profile", "devices", "small"),
+        "f: devices.small: is missing, and the cluster uses this device type",
+    ),
+    (
+        "a profile with a device the cluster lacks",
+        renamed("profile", "devices", "small", to="smal") | {},
+        "f: devices.small: is missing, and the cluster uses this device type",
+    ),
+    (
+        "a profile with one device more",
+        changed("profile", "devices", "other", to=document("profile")["devices"]["big"]),
+        "f: devices.other: is not a device type of the cluster",
+    ),
+    (
+        "a step number of zero",
+        changed("report", "steps", 0, "step", to=0),
+        "f: steps[0].step: found 0, expected a number of at least 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("raw", "message"), [case[1:] for case in NOT_JSON], ids=[case[0] for case in NOT_JSON])
+def test_what_is_no_json_object_is_refused(raw: bytes, message: str) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        store.loads(raw, where="f")
+    assert str(caught.value) == message
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(("whole", "message"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_what_breaks_the_contract_is_refused(whole: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        store.loads(json.dumps(whole).encode(), where="f")
+    assert str(caught.value) == message
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("key", ["Link", "NetworkProfile", "function-after", "literal['ideal']", "DeviceType", "[key]"])
+def test_a_name_that_looks_like_the_validators_own_stays_in_the_path(key: str) -> None:
+    whole = changed("cluster", "device_types", key, to={"memory_bytes": -1})
+    with pytest.raises(ArtifactError) as caught:
+        store.loads(json.dumps(whole).encode(), where="f")
+    assert key in str(caught.value.where)
+    assert caught.value.message == "found -1, expected a number of at least 1"
+
+
+def test_a_message_is_one_short_line_whatever_the_document_holds() -> None:
+    for odd in ("line\nbreak", "\x1b[2J", "x" * 10**6, "\u202e", [[1] * 10**5], {"a": "b" * 10**6}):
+        for whole in (changed("model", "family", to=odd), changed("cluster", "network", to=odd), {"kind": odd}):
+            with pytest.raises(ArtifactError) as caught:
+                store.loads(json.dumps(whole).encode(), where="f")
+            assert str(caught.value).isprintable()
+            assert len(str(caught.value)) < 250
+
+
+def test_a_list_full_of_wrong_values_is_refused_at_the_first() -> None:
+    whole = changed("plan", "ranks", 0, "microbatch_sizes", to=["x"] * 300_000)
+    with pytest.raises(ArtifactError) as caught:
+        store.loads(json.dumps(whole).encode(), where="f")
+    assert str(caught.value) == 'f: ranks[0].microbatch_sizes[0]: found "x", expected a whole number'
+    assert caught.value.__cause__ is not None
+    assert caught.value.__cause__.error_count() <= 2  # type: ignore[attr-defined]  # the validator's error
