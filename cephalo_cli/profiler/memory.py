@@ -6,7 +6,10 @@ Note: what is counted
 
     * the unit's input and the gradient of its output, alive throughout, as they are when a block is recomputed;
     * what autograd keeps, and every temporary tensor the operators make;
-    * each parameter's gradient from the moment autograd makes it until it has been added to the unit's gradient buffer.
+    * each parameter's gradient from the moment autograd makes it until it has been added to the unit's gradient buffer:
+      at once where the buffer has the compute dtype, at the end of the microbatch's backward where it is wider.
+
+    The output is let go between forward and backward, as the executor does: it is the next unit's input.
 
     Scratch space inside one operator (a matrix product's workspace, a fused kernel's accumulators) has no tensor of
     its own and is not seen; it belongs to the reserve.
@@ -36,6 +39,7 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import UnitKind
 from cephalo_cli.models import DropoutKey, build_unit
+from cephalo_cli.units import DTYPE_BYTES
 
 __all__ = ["Attention", "UnitMemory", "memory_curve", "unit_memory"]
 
@@ -82,7 +86,7 @@ def unit_memory(
         unit = build_unit(model, kind)
         tied_VD = nn.Parameter(torch.empty(model.vocab_size or 0, model.hidden_size))
         parameters = [*unit.parameters(), tied_VD]
-        for parameter in parameters:
+        for parameter in parameters if DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"] else ():
             parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         with _LiveStorages(parameters) as live:
             return _run(unit, _arguments(model, kind, (microbatch, tokens), tied_VD), model.hidden_size, live)
@@ -135,16 +139,14 @@ def memory_curve(
 
 
 def _run(unit: nn.Module, arguments: tuple[Any, ...], hidden_size: int, live: "_LiveStorages") -> UnitMemory:
-    """Run forward, note what is kept once the output is let go, then backward with the output held by its caller."""
+    """Run forward, note what is kept once the output is let go, then run backward."""
     is_head = len(arguments) == 3
     upstream = torch.empty(()) if is_head else torch.empty(*arguments[0].shape[:2], hidden_size)
     output = unit(*arguments)
     graph = torch.autograd.graph.get_gradient_edge(output)
     del output
     saved_bytes = live.now_bytes - upstream.untyped_storage().nbytes()
-    held_output = torch.empty_like(upstream)
     torch.autograd.backward(graph, upstream)
-    del held_output
     return UnitMemory(working_bytes=live.peak_bytes, saved_bytes=saved_bytes)
 
 
@@ -203,7 +205,7 @@ def _default_dtype(dtype: DType) -> Iterator[None]:
 
 
 def _drop_gradient(parameter: torch.Tensor) -> None:
-    """Free a gradient where it would be added to the unit's buffer."""
+    """Free a gradient as soon as it has been added to the unit's buffer."""
     parameter.grad = None
 
 

@@ -79,14 +79,18 @@ def _allocator_peak_bytes(model: Model, kind: UnitKind, microbatch: int) -> int:
     unit = build_unit(model, kind)
     initialise_(unit, model, 0, 0)
     tied_VD = torch.nn.Parameter(torch.zeros(model.vocab_size or 0, model.hidden_size))
-    for parameter in (*unit.parameters(), tied_VD):
-        parameter.register_post_accumulate_grad_hook(lambda done: setattr(done, "grad", None))  # type: ignore[no-untyped-call]
+    parameters = [*unit.parameters(), tied_VD]
+    if tied_VD.dtype == torch.float32:
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(lambda done: setattr(done, "grad", None))  # type: ignore[no-untyped-call]
 
     def run() -> None:
         arguments = _arguments(model, kind, microbatch, tied_VD)
         upstream = torch.ones(()) if kind == "head" else torch.ones(microbatch, SEQ_LEN, model.hidden_size)
-        output = unit(*arguments)
-        output.backward(upstream)
+        end = torch.autograd.graph.get_gradient_edge(unit(*arguments))
+        torch.autograd.backward(end, upstream)
+        for parameter in parameters:
+            parameter.grad = None
 
     run()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
