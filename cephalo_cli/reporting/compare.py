@@ -1,0 +1,66 @@
+"""Several artifacts side by side: predicted against measured, plan against plan, profile against profile."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from cephalo_cli.artifacts import Envelope, Plan, Profile, Report
+from cephalo_cli.errors import UsageError
+from cephalo_cli.reporting.compare_profiles import profile_sheets
+from cephalo_cli.reporting.compare_steps import Side, side, step_sheets
+from cephalo_cli.reporting.sheet import Part, plain, rendered
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Artifacts side by side."""
+
+    parts: tuple[Part, ...]
+    """What there is to compare, as plain data."""
+
+    @property
+    def rows(self) -> dict[str, object]:
+        """What ``--json`` prints: lists of objects by the name of their table."""
+        return plain(self.parts)
+
+    def tables(self) -> list["RenderableType"]:
+        """What people see."""
+        return rendered(self.parts)
+
+
+def compare(artifacts: Sequence[Envelope], names: Sequence[str]) -> Comparison:
+    """Lay artifacts side by side: profiles with profiles, plans and reports with plans and reports.
+
+    Args:
+        artifacts: At least two.
+        names: The files they came from.
+
+    Raises:
+        UsageError: Kinds that have nothing to compare, or plans and reports of different jobs.
+    """
+    short = _short(names)
+    profiles = [artifact for artifact in artifacts if isinstance(artifact, Profile)]
+    if len(profiles) == len(artifacts):
+        return Comparison(parts=tuple(profile_sheets(profiles, short)))
+    sides: list[Side] = []
+    for artifact, name in zip(artifacts, short, strict=True):
+        if not isinstance(artifact, Plan | Report):
+            kinds = ", ".join(sorted({each.kind for each in artifacts}))
+            raise UsageError(
+                f"there is nothing to compare between these kinds: {kinds}",
+                hint="compare plans and reports with each other, or profiles with profiles",
+            )
+        sides.append(side(artifact, name))
+    return Comparison(parts=tuple(step_sheets(sides)))
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """File names without folders and endings, unless that makes two of them equal."""
+    stems = [PurePath(name).name.removesuffix(".json") for name in names]
+    return stems if len(set(stems)) == len(stems) else list(names)

@@ -1,0 +1,204 @@
+"""What a cluster, a model and a profile say."""
+
+from collections import Counter
+
+from cephalo_cli.artifacts import Cluster, Model, Profile
+from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitProfile
+from cephalo_cli.reporting.sheet import Column, Fact, Facts, Part, Sheet, Value, without_empty_columns
+from cephalo_cli.reporting.words import basis_facts, link
+from cephalo_cli.units import model_units, num_parameters
+
+__all__ = ["describe_cluster", "describe_model", "describe_profile"]
+
+
+def describe_cluster(cluster: Cluster) -> list[Part]:
+    """Say which devices there are and what connects them."""
+    counts = Counter(place.device for place in cluster.ranks)
+    network = "ideal (collectives take no time)" if cluster.network == "ideal" else link(cluster.network)
+    facts = Facts(
+        name="cluster",
+        title=f"Cluster {cluster.name}",
+        facts=(
+            Fact(key="num_ranks", label="ranks", value=len(cluster.ranks)),
+            Fact(key="num_nodes", label="nodes", value=len(cluster.nodes)),
+            Fact(key="network", label="network", value=network),
+        ),
+    )
+    types = Sheet(
+        name="device_types",
+        title="Device types",
+        columns=(
+            Column(key="device", title="device"),
+            Column(key="what", title="what"),
+            Column(key="num_devices", title="devices", kind="count"),
+            Column(key="memory_bytes", title="memory", kind="bytes"),
+            Column(key="peak_flops", title="fastest peak", kind="flops"),
+            Column(key="emulated_speed", title="cores", kind="count"),
+        ),
+        rows=tuple(
+            {
+                "device": name,
+                "what": device.description or device.catalog or device.backend,
+                "num_devices": counts[name],
+                "memory_bytes": device.memory_bytes,
+                "peak_flops": max(device.peak_flops.values()) if device.peak_flops else None,
+                "emulated_speed": device.emulated_speed,
+            }
+            for name, device in cluster.device_types.items()
+        ),
+    )
+    nodes = Sheet(
+        name="nodes",
+        title="Nodes",
+        columns=(
+            Column(key="node", title="node"),
+            Column(key="devices", title="devices"),
+            Column(key="link", title="between its devices"),
+        ),
+        rows=tuple(
+            {
+                "node": node.name,
+                "devices": ", ".join(
+                    f"{count}x {device}" if count > 1 else device for device, count in Counter(node.devices).items()
+                ),
+                "link": None if node.link is None else link(node.link),
+            }
+            for node in cluster.nodes
+        ),
+    )
+    return [facts, without_empty_columns(types), nodes]
+
+
+def describe_model(model: Model) -> list[Part]:
+    """Say what shape a model has and how many parameters each unit owns."""
+    units = model_units(model)
+    block = next(unit for unit in units if unit.kind == "block")
+    fields: list[tuple[str, str, Value]] = [
+        ("family", "family", model.family),
+        ("num_layers", "blocks", model.num_layers),
+        ("hidden_size", "hidden size", model.hidden_size),
+        ("num_heads", "heads", model.num_heads),
+        ("num_kv_heads", "key and value heads", model.kv_heads),
+        ("ffn_size", "MLP size", model.ffn_size),
+        ("vocab_size", "vocabulary", model.vocab_size),
+        ("max_seq_len", "longest sequence", model.max_seq_len),
+        ("image_size", "image size", model.image_size),
+        ("patch_size", "patch size", model.patch_size),
+        ("num_classes", "classes", model.num_classes),
+        ("tie_embeddings", "tied embeddings", model.tie_embeddings),
+    ]
+    parameters = (
+        Fact(key="num_parameters", label="parameters", value=num_parameters(model), kind="count"),
+        Fact(key="embedding_parameters", label="  embedding", value=units[0].num_parameters, kind="count"),
+        Fact(
+            key="block_parameters",
+            label="  each block",
+            value=block.num_parameters,
+            kind="count",
+        ),
+        Fact(key="head_parameters", label="  head", value=units[-1].num_parameters, kind="count"),
+    )
+    facts = tuple(Fact(key=key, label=label, value=value) for key, label, value in fields if value is not None)
+    return [Facts(name="model", title=f"Model {model.name}", facts=facts + parameters)]
+
+
+def describe_profile(profile: Profile) -> list[Part]:
+    """Say what each device does with each unit, and what the network does."""
+    return [
+        Facts(
+            name="profile",
+            title=f"Profile of {profile.model.name} on {profile.cluster.name}",
+            facts=basis_facts(profile),
+        ),
+        Sheet(
+            name="units",
+            title="Seconds and memory of one microbatch: smallest and largest profiled",
+            columns=(
+                Column(key="device", title="device"),
+                Column(key="unit", title="unit"),
+                Column(key="microbatch", title="size", kind="count"),
+                Column(key="forward_s", title="forward", kind="seconds"),
+                Column(key="backward_s", title="backward", kind="seconds"),
+                Column(key="working_bytes", title="working", kind="bytes"),
+                Column(key="saved_bytes", title="saved", kind="bytes"),
+                Column(key="flags", title="flags"),
+            ),
+            rows=tuple(
+                _curve_point(name, kind, unit, index)
+                for name, device in profile.devices.items()
+                for kind, unit in device.units.items()
+                for index in sorted({0, len(unit.microbatch) - 1})
+            ),
+        ),
+        Sheet(
+            name="devices",
+            title="Devices",
+            columns=(
+                Column(key="device", title="device"),
+                Column(key="method", title="how"),
+                Column(key="optimizer_parameters_per_s", title="optimizer, params/s", kind="count"),
+                Column(key="to_device_bytes_per_s", title="from host", kind="link"),
+                Column(key="to_host_bytes_per_s", title="to host", kind="link"),
+                Column(key="reserve_bytes", title="reserve", kind="bytes"),
+                Column(key="expected_error", title="error", kind="percent"),
+            ),
+            rows=tuple(_device(name, device) for name, device in profile.devices.items()),
+        ),
+        *_network(profile),
+    ]
+
+
+def _curve_point(name: str, kind: str, unit: UnitProfile, index: int) -> dict[str, Value]:
+    return {
+        "device": name,
+        "unit": kind,
+        "microbatch": unit.microbatch[index],
+        "forward_s": unit.forward_s[index],
+        "backward_s": unit.backward_s[index],
+        "working_bytes": unit.working_bytes[index],
+        "saved_bytes": None if unit.saved_bytes is None else unit.saved_bytes[index],
+        "flags": list(unit.flags) or None if index == 0 else None,
+    }
+
+
+def _device(name: str, device: DeviceProfile) -> dict[str, Value]:
+    copy, optimizer = device.host_copy, device.optimizer_s_per_parameter
+    return {
+        "device": name,
+        "method": device.method,
+        "optimizer_parameters_per_s": 1 / optimizer if optimizer else None,
+        "to_device_bytes_per_s": copy.to_device_bytes_per_s if copy else None,
+        "to_host_bytes_per_s": copy.to_host_bytes_per_s if copy else None,
+        "reserve_bytes": device.reserve_bytes,
+        "expected_error": device.expected_error,
+    }
+
+
+def _network(basis: Basis) -> list[Part]:
+    network = basis.network
+    if network == "ideal":
+        return []
+    fits = {"all-gather": network.all_gather, "reduce-scatter": network.reduce_scatter}
+    return [
+        Sheet(
+            name="network",
+            title=f"Collectives ({network.algorithm}, {network.method})",
+            columns=(
+                Column(key="collective", title="collective"),
+                Column(key="latency_s", title="latency", kind="seconds"),
+                Column(key="bandwidth_bytes_per_s", title="busiest rank", kind="link"),
+                Column(key="residual", title="misses by", kind="percent"),
+                Column(key="num_points", title="points", kind="count"),
+            ),
+            rows=tuple(
+                {
+                    "collective": name,
+                    "latency_s": fit.latency_s,
+                    "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s,
+                    "residual": fit.residual,
+                    "num_points": len(fit.points),
+                }
+                for name, fit in fits.items()
+            ),
+        )
+    ]

@@ -1,0 +1,94 @@
+"""What a report says: how long a step took, who waited for what, and who was full."""
+
+from dataclasses import replace
+
+from cephalo_cli.artifacts import Report
+from cephalo_cli.artifacts.report import RankReport
+from cephalo_cli.reporting.sheet import (
+    Column,
+    Fact,
+    Facts,
+    Part,
+    Sheet,
+    Value,
+    merged,
+    rank_ranges,
+    without_empty_columns,
+)
+from cephalo_cli.reporting.words import change, memory_sheet, throughput
+
+__all__ = ["describe_report"]
+
+
+def describe_report(report: Report) -> list[Part]:
+    """Say what a step did, simulated or measured."""
+    off = "" if not report.predicted_step_s else f"({change(report.step_s, report.predicted_step_s)} against the plan)"
+    facts = [
+        Fact(key="strategy", label="plan", value=report.strategy, more=f"({report.schedule}, engine {report.engine})"),
+        Fact(
+            key="global_batch_size",
+            label="batch",
+            value=report.global_batch_size,
+            more=f"samples of {report.seq_len} tokens, {report.dtype}",
+        ),
+        Fact(key="step_s", label="step", value=report.step_s, kind="seconds", more=off),
+        Fact(key="samples_per_s", label="throughput", value=throughput(report.samples_per_s, report.tokens_per_s)),
+    ]
+    told = (("bottleneck", "bottleneck", report.bottleneck), ("difference", "difference", report.difference))
+    facts += [Fact(key=key, label=label, value=words) for key, label, words in told if words]
+    if report.steps:
+        losses = [step.loss for step in report.steps if step.loss is not None]
+        words = f"{losses[0]:.4f} to {losses[-1]:.4f} in {len(report.steps)} steps" if losses else None
+        facts.append(Fact(key="loss", label="loss", value=words))
+    title = f"{report.source.capitalize()} step of {report.model_name} on {report.cluster_name}"
+    return [Facts(name="report", title=title, facts=tuple(facts)), _times(report), *_memory(report)]
+
+
+def _times(report: Report) -> Sheet:
+    sheet = Sheet(
+        name="ranks",
+        title="Time of a step",
+        columns=(
+            Column(key="ranks", title="rank", kind="ranks"),
+            Column(key="device", title="device"),
+            Column(key="num_samples", title="samples", kind="count"),
+            Column(key="compute_s", title="compute", kind="seconds"),
+            Column(key="wait_s", title="wait", kind="seconds"),
+            Column(key="exposed_gather_s", title="for gather", kind="seconds"),
+            Column(key="exposed_reduce_s", title="for reduce", kind="seconds"),
+            Column(key="exposed_copy_s", title="for copy", kind="seconds"),
+            Column(key="peak_memory_bytes", title="memory", kind="bytes"),
+        ),
+        rows=tuple(merged(_rank_row(rank) for rank in report.ranks)),
+    )
+    return without_empty_columns(sheet)
+
+
+def _rank_row(rank: RankReport) -> dict[str, Value]:
+    return {
+        "ranks": [rank.rank],
+        "device": rank.device,
+        "num_samples": rank.num_samples,
+        "compute_s": rank.compute_s,
+        "wait_s": rank.wait_s,
+        "exposed_gather_s": rank.exposed_gather_s,
+        "exposed_reduce_s": rank.exposed_reduce_s,
+        "exposed_copy_s": rank.exposed_copy_s or None,
+        "peak_memory_bytes": None if rank.memory else rank.peak_memory_bytes,
+    }
+
+
+def _memory(report: Report) -> list[Part]:
+    """Memory by term, where the report knows the terms, with the moment of the peak below."""
+    terms = [(rank.rank, rank.memory) for rank in report.ranks if rank.memory is not None]
+    if not terms:
+        return []
+    moments: dict[str, list[int]] = {}
+    for rank in report.ranks:
+        if rank.peak_memory_at is not None:
+            moments.setdefault(rank.peak_memory_at, []).append(rank.rank)
+    if len(moments) == 1:
+        notes = tuple(f"Fullest at {moment}." for moment in moments)
+    else:
+        notes = tuple(f"Rank {rank_ranges(ranks)}: fullest at {moment}." for moment, ranks in moments.items())
+    return [replace(memory_sheet(terms), notes=notes)]

@@ -1,0 +1,227 @@
+"""Tables as plain data, and their rendering: the one place that knows both.
+
+A sheet's cells are SI numbers and words, so that ``--json`` and the table on the screen say the same.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from cephalo_cli.quantities import format_bytes, format_count, format_percent, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = [
+    "Column",
+    "Fact",
+    "Facts",
+    "Kind",
+    "Part",
+    "Sheet",
+    "Value",
+    "plain",
+    "rank_ranges",
+    "rendered",
+    "shown",
+    "without_empty_columns",
+]
+
+Value: TypeAlias = str | int | float | bool | list[int] | list[str] | None
+Kind: TypeAlias = Literal["text", "ranks", "count", "seconds", "bytes", "percent", "change", "ratio", "flops", "link"]
+
+SHORT_WORD = 12
+"""Words up to this length are never cut to make room for numbers."""
+ABSENT = "-"
+TICK = "✓"
+BAD_MARK = "!"
+"""Follows what does not fit, for eyes and terminals without red."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a sheet."""
+
+    key: str
+    """Name of the cell in ``--json``, with its unit."""
+    title: str
+    """What stands above it."""
+    kind: Kind = "text"
+    """How its numbers are written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """Rows of like things."""
+
+    name: str
+    """Key of the sheet in ``--json``."""
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Mapping[str, Value], ...]
+    bad: frozenset[tuple[int, str]] = frozenset()
+    """Row and column of the cells that do not fit."""
+    chosen: frozenset[int] = frozenset()
+    """Rows that get a tick."""
+    notes: tuple[str, ...] = ()
+    """Sentences below the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One line of a list of facts."""
+
+    key: str
+    """Name in ``--json``, with its unit."""
+    label: str
+    value: Value
+    kind: Kind = "text"
+    more: str = ""
+    """Words after the value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What there is to say about one thing."""
+
+    name: str
+    title: str
+    facts: tuple[Fact, ...]
+
+
+Part: TypeAlias = Sheet | Facts
+
+
+def without_empty_columns(sheet: Sheet) -> Sheet:
+    """Leave out columns that say nothing in any row."""
+    used = tuple(column for column in sheet.columns if any(row.get(column.key) is not None for row in sheet.rows))
+    return replace(sheet, columns=used)
+
+
+def plain(parts: Sequence[Part]) -> dict[str, object]:
+    """Turn parts into what ``--json`` prints: facts as an object, a sheet as a list of objects."""
+    content: dict[str, object] = {}
+    for part in parts:
+        if isinstance(part, Facts):
+            content[part.name] = {fact.key: fact.value for fact in part.facts}
+        else:
+            rows = [{column.key: row.get(column.key) for column in part.columns} for row in part.rows]
+            content[part.name] = rows
+    return content
+
+
+def shown(value: Value, kind: Kind) -> str:
+    """Write one value for people."""
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list) and kind == "ranks":
+        return rank_ranges([int(rank) for rank in value])
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, str):
+        return value
+    return _WRITERS[kind](float(value))
+
+
+def merged(rows: Iterable[Mapping[str, Value]]) -> list[Mapping[str, Value]]:
+    """Put rows that differ in nothing but their ``ranks`` into one."""
+    groups: dict[str, dict[str, Value]] = {}
+    ranks: dict[str, list[int]] = {}
+    for row in rows:
+        same = repr(sorted((key, value) for key, value in row.items() if key != "ranks"))
+        groups.setdefault(same, dict(row))
+        mine = row["ranks"]
+        if isinstance(mine, list):
+            ranks.setdefault(same, []).extend(int(rank) for rank in mine)
+    return [{**row, "ranks": ranks[same]} for same, row in groups.items()]
+
+
+def rank_ranges(ranks: Sequence[int]) -> str:
+    """Write rank numbers in short, such as ``0-3, 8``."""
+    runs: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], rank
+        else:
+            runs.append((rank, rank))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def rendered(parts: Sequence[Part]) -> list["RenderableType"]:
+    """Render facts and sheets with rich, 80 columns wide where their words allow it, an empty line between two."""
+    tables: list[RenderableType] = []
+    for part in parts:
+        if tables:
+            tables.append("")
+        tables.append(_render_facts(part) if isinstance(part, Facts) else _render_sheet(part))
+    return tables
+
+
+def _render_facts(part: Facts) -> "RenderableType":
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for fact in part.facts:
+        words = shown(fact.value, fact.kind)
+        table.add_row(fact.label, Text(f"{words} {fact.more}".rstrip()))
+    return Group(Text(part.title, style="bold"), table)
+
+
+def _render_sheet(part: Sheet) -> "RenderableType":
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    if part.chosen:
+        table.add_column("", no_wrap=True)
+    for column in part.columns:
+        words = column.kind in ("text", "ranks")
+        longest = max(len(shown(row.get(column.key), column.kind)) for row in part.rows) if part.rows else 0
+        table.add_column(
+            column.title,
+            justify="left" if words else "right",
+            no_wrap=not words,
+            overflow="fold",
+            min_width=min(longest, SHORT_WORD) if words else None,
+        )
+    for number, row in enumerate(part.rows):
+        cells = [_cell(part, number, column, row.get(column.key)) for column in part.columns]
+        if part.chosen:
+            cells.insert(0, Text(TICK if number in part.chosen else "", style="green"))
+        table.add_row(*cells)
+    return Group(Text(part.title, style="bold"), *([table] if part.rows else []), *map(Text, part.notes))
+
+
+def _cell(part: Sheet, number: int, column: Column, value: Value) -> "RenderableType":
+    from rich.text import Text
+
+    words = shown(value, column.kind)
+    if (number, column.key) in part.bad:
+        return Text(f"{words} {BAD_MARK}", style="bold red")
+    return Text(words)
+
+
+def _signed_percent(fraction: float) -> str:
+    return f"{'+' if fraction >= 0 else '-'}{format_percent(abs(fraction))}"
+
+
+_WRITERS: Mapping[Kind, Callable[[float], str]] = {
+    "text": lambda value: f"{value:g}",
+    "ranks": lambda value: f"{value:g}",
+    "count": format_count,
+    "seconds": format_seconds,
+    "bytes": format_bytes,
+    "percent": format_percent,
+    "change": _signed_percent,
+    "ratio": lambda value: f"{value:.2f}x",
+    "flops": lambda value: format_rate(value, "FLOP"),
+    "link": lambda value: format_rate(value, "B"),
+}

@@ -1,0 +1,85 @@
+"""Short phrases that several tables share."""
+
+from collections.abc import Mapping, Sequence
+
+from cephalo_cli.artifacts.cluster import Link
+from cephalo_cli.artifacts.plan import Memory
+from cephalo_cli.artifacts.profile import Basis
+from cephalo_cli.quantities import format_count, format_percent, format_rate, format_seconds
+from cephalo_cli.reporting.sheet import Column, Fact, Sheet, Value, merged
+
+__all__ = ["basis_facts", "change", "link", "memory_sheet", "microbatches", "throughput"]
+
+
+def microbatches(sizes: Sequence[int]) -> str:
+    """Write microbatch sizes in short, such as ``2x3, 1`` for ``[3, 3, 1]``."""
+    runs: list[tuple[int, int]] = []
+    for size in sizes:
+        if runs and runs[-1][1] == size:
+            runs[-1] = runs[-1][0] + 1, size
+        else:
+            runs.append((1, size))
+    return ", ".join(str(size) if count == 1 else f"{count}x{size}" for count, size in runs) or "none"
+
+
+def link(wire: Link) -> str:
+    """Write bandwidth and latency of a link."""
+    return f"{format_rate(wire.bandwidth_bytes_per_s, 'B')}, {format_seconds(wire.latency_s)}"
+
+
+def throughput(samples_per_s: float, tokens_per_s: float) -> str:
+    """Write both rates."""
+    return f"{format_rate(samples_per_s, 'samples')}, {format_rate(tokens_per_s, 'tokens')}"
+
+
+def change(found: float, expected: float) -> str:
+    """Write by how much a number differs from another, with its sign."""
+    off = found / expected - 1
+    return f"{'+' if off >= 0 else '-'}{format_percent(abs(off))}"
+
+
+def basis_facts(basis: Basis) -> tuple[Fact, ...]:
+    """What a profile and a plan rest on."""
+    methods = sorted({device.method for device in basis.devices.values()})
+    emulation = sorted({device.emulation for device in basis.devices.values() if device.emulation})
+    return (
+        Fact(
+            key="model",
+            label="model",
+            value=basis.model.name,
+            more=f"({format_count(basis.num_parameters)} parameters)",
+        ),
+        Fact(key="cluster", label="cluster", value=basis.cluster.name, more=f"({len(basis.cluster.ranks)} ranks)"),
+        Fact(key="seq_len", label="sequence", value=basis.seq_len, more="tokens"),
+        Fact(key="dtype", label="computed in", value=basis.dtype),
+        Fact(
+            key="methods",
+            label="durations",
+            value=[str(method) for method in methods],
+            more=f"(emulated: {', '.join(emulation)})" if emulation else "",
+        ),
+    )
+
+
+def memory_sheet(ranks: Sequence[tuple[int, Memory]]) -> Sheet:
+    """Memory of every rank by term, against what it may use."""
+    terms = ("state", "buffers", "working", "saved", "reserve", "total", "limit")
+    rows: list[Mapping[str, Value]] = []
+    for rank, memory in ranks:
+        rows.append({"ranks": [rank], **{f"{term}_bytes": getattr(memory, f"{term}_bytes") for term in terms}})
+    rows = merged(rows)
+    return Sheet(
+        name="memory",
+        title="Memory at its fullest",
+        columns=(
+            Column(key="ranks", title="rank", kind="ranks"),
+            *(Column(key=f"{term}_bytes", title=term, kind="bytes") for term in terms),
+        ),
+        rows=tuple(rows),
+        bad=frozenset((number, "total_bytes") for number, row in enumerate(rows) if not _fits(row)),
+    )
+
+
+def _fits(row: Mapping[str, Value]) -> bool:
+    total, limit = row["total_bytes"], row["limit_bytes"]
+    return not (isinstance(total, int) and isinstance(limit, int) and total > limit)
