@@ -1,6 +1,5 @@
 """What all tests share."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
-def in_project_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_project_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test starts in the project's root, where the committed artifacts are found by their relative paths."""
     monkeypatch.chdir(ROOT)
-    yield

@@ -51,7 +51,7 @@ def _register() -> None:
     from cephalo_cli.cli import plan, profile, show, simulate, train
 
     for module in (profile, plan, simulate, train, show):
-        app.command(name=module.NAME, no_args_is_help=True)(module.command)
+        app.command(name=module.NAME, short_help=module.SUMMARY)(module.command)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def _run(arguments: list[str] | None) -> int:
     debug = bool(os.environ.get("CEPHALO_DEBUG"))
     try:
-        result: Any = app(args=arguments, standalone_mode=False)
+        result: Any = app(args=arguments, prog_name="cephalo", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except CephaloError as error:
         if debug:

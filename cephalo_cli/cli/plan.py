@@ -6,9 +6,10 @@ import typer
 
 from cephalo_cli.cli.options import Force, Json, OutputPath, Quiet, SwitchChoice
 
-__all__ = ["NAME", "command"]
+__all__ = ["NAME", "SUMMARY", "command"]
 
 NAME = "plan"
+SUMMARY = "Find the fastest plan that fits, and prove it."
 
 
 def command(

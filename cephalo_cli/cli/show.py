@@ -7,9 +7,10 @@ import typer
 
 from cephalo_cli.cli.options import Force, Json, Quiet
 
-__all__ = ["NAME", "command"]
+__all__ = ["NAME", "SUMMARY", "command"]
 
 NAME = "show"
+SUMMARY = "Show one artifact, or compare several."
 
 
 def command(

@@ -6,9 +6,10 @@ import typer
 
 from cephalo_cli.cli.options import Force, Json, OutputPath, Quiet
 
-__all__ = ["NAME", "command"]
+__all__ = ["NAME", "SUMMARY", "command"]
 
 NAME = "simulate"
+SUMMARY = "Play a plan's step out before anything runs."
 
 
 def command(
