@@ -130,18 +130,23 @@ def write(artifact: Envelope, path: str | Path, *, force: bool = False) -> None:
 
 
 def write_text(text: str, path: str | Path, *, force: bool = False) -> None:
-    """Write any text file the way artifacts are written: whole or not at all. Raises as `write`.
+    """Write any text file the way artifacts are written: whole or not at all. Raises as `write`."""
+    write_bytes(text.encode(), path, force=force)
+
+
+def write_bytes(content: bytes, path: str | Path, *, force: bool = False) -> None:
+    """Write any file the way artifacts are written: whole or not at all. Raises as `write`.
 
     A link stays a link, and the file it leads to is written; a pipe or a device is written in place.
     """
     check_writable(path, force=force)
     try:
         if _is_stream(Path(path)):
-            Path(path).write_text(text, encoding="utf-8")
+            Path(path).write_bytes(content)
             return
         target = Path(path).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(target, text)
+        _replace(target, content)
     except OSError as error:
         raise ArtifactError(
             f"cannot be written: {_reason(error)}", where=str(path), hint="give another path with -o"
@@ -270,12 +275,12 @@ def _is_stream(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
-def _replace(target: Path, text: str) -> None:
+def _replace(target: Path, content: bytes) -> None:
     """Write beside the target, then rename over it: a reader sees the old file or the new one, never a part."""
     scratch = target.with_name(f".cephalo-{secrets.token_hex(8)}")
     try:
-        with scratch.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with scratch.open("xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(target)
