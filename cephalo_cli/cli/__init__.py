@@ -30,7 +30,6 @@ app = typer.Typer(
     name="cephalo",
     help="Plan, predict and run transformer training on clusters of different GPUs.",
     epilog=EPILOG,
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -67,7 +66,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def _run(arguments: list[str] | None) -> int:
     debug = bool(os.environ.get("CEPHALO_DEBUG"))
     try:
-        result: Any = app(args=arguments, prog_name="cephalo", standalone_mode=False)
+        words = sys.argv[1:] if arguments is None else arguments
+        result: Any = app(args=words or ["--help"], prog_name="cephalo", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except CephaloError as error:
         if debug:
@@ -93,7 +93,7 @@ def _run(arguments: list[str] | None) -> int:
 
 def _complain(message: str, context: Any = None) -> None:
     """Print one line on standard error."""
-    line = " ".join(message.split())
+    line = " ".join(message.split()).removesuffix(".")
     if context is not None:
         line += f" ({context.command_path} --help lists the options)"
     sys.stderr.write(f"cephalo: error: {line}\n")
