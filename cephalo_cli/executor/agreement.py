@@ -1,0 +1,137 @@
+"""What ranks make sure of before they start, and what they agree on while they run."""
+
+import hashlib
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from cephalo_cli import __version__
+from cephalo_cli.artifacts.plan import Plan
+from cephalo_cli.artifacts.profile import Identity
+from cephalo_cli.artifacts.store import dumps
+from cephalo_cli.errors import TrainingError, UsageError
+from cephalo_cli.executor.options import TrainOptions
+from cephalo_cli.quantities import format_bytes
+from cephalo_cli.runtime.device import TORCH_TYPES, device_identity
+from cephalo_cli.runtime.process import ProcessContext
+
+__all__ = ["StopSignals", "check_device", "compare_ranks", "sum_over_ranks"]
+
+MEMORY_TOLERANCE = 0.15
+"""Devices report up to this fraction less, or more, than the size they are sold with."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def sum_over_ranks(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Sum a few numbers over all ranks, in float64 and through the host: any device will do."""
+    total = values.detach().to("cpu", torch.float64)
+    if dist.get_world_size(group) > 1:
+        dist.all_reduce(total, group=group)
+    return total
+
+
+def compare_ranks(plan: Plan, options: TrainOptions, data_digest: str, group: dist.ProcessGroup) -> None:
+    """Make sure that all ranks are about to do the same.
+
+    Raises:
+        TrainingError: With the first thing two ranks disagree about, on every rank.
+    """
+    mine: dict[str, str] = {
+        "the version of cephalo": __version__,
+        "the version of torch": torch.__version__,
+        "the plan": hashlib.sha256(dumps(plan).encode()).hexdigest(),
+        "the options": options.model_dump_json(),
+        "the training data": data_digest,
+    }
+    all_ranks: list[Mapping[str, str]] = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(all_ranks, mine, group=group)
+    for rank, theirs in enumerate(all_ranks):
+        for what, value in all_ranks[0].items():
+            if theirs[what] != value:
+                raise TrainingError(
+                    f"rank {rank} and rank 0 disagree about {what}: {theirs[what]} and {value}",
+                    hint="start every rank with the same files, options and installation",
+                )
+
+
+def check_device(plan: Plan, context: ProcessContext) -> str | None:
+    """Compare the device under this rank with the plan's.
+
+    Returns:
+        One sentence when it is another processor than the profile's, which changes speed but nothing else.
+
+    Raises:
+        UsageError: It is another kind of device, of another size, or not the one the profile was measured on.
+    """
+    here = device_identity(context.device, context.device_type)
+    place = context.place
+    where = f"rank {place.rank} ({place.device} on {place.node})"
+    backend = context.device_type.backend
+    if context.device.type != TORCH_TYPES.get(backend or "cpu", backend):
+        raise UsageError(f"runs on {context.device.type}, the plan has {backend}", where=where)
+    measured = plan.devices[place.device].identity
+    if context.device.type == "cpu":
+        if measured is not None and measured.name != here.name:
+            return f"{where} runs on {here.name}; the plan was made for {measured.name}, so its times will be off"
+        return None
+    expected = measured.memory_bytes if measured is not None else context.device_type.memory_bytes
+    is_other = measured is not None and measured.name != here.name
+    if expected is not None and abs(here.memory_bytes - expected) > MEMORY_TOLERANCE * expected:
+        is_other = True
+    if is_other:
+        raise UsageError(
+            f"runs on {_described(here)}, the plan was made for "
+            f"{_described(measured) if measured else f'{place.device} with {format_bytes(expected or 0)}'}",
+            where=where,
+            hint="check the order of visible devices, or profile and plan again",
+        )
+    return None
+
+
+class StopSignals:
+    """Remembers a signal until the ranks agree to stop; a second one ends the process at once.
+
+    Signals are caught in the main thread only, and given back at the end.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _: FrameType | None) -> None:
+        self.received = number
+        signal.signal(number, signal.SIG_DFL)
+
+    def agree(self, num_tokens: int, total: Callable[[torch.Tensor], torch.Tensor]) -> tuple[int, int | None]:
+        """Add up the tokens of a step, and find out whether any rank was told to stop.
+
+        Args:
+            num_tokens: Valid tokens of this rank.
+            total: Sums over ranks.
+
+        Returns:
+            Valid tokens of the global batch, and the signal to stop for; the same on all ranks.
+        """
+        received = [float(self.received == number) for number in SIGNALS]
+        tokens, *counts = total(torch.tensor([float(num_tokens), *received], dtype=torch.float64)).tolist()
+        stop = next((number for number, count in zip(SIGNALS, counts, strict=True) if count), None)
+        return round(tokens), None if stop is None else int(stop)
+
+
+def _described(identity: Identity) -> str:
+    uuid = f", {identity.uuid}" if identity.uuid else ""
+    return f"{identity.name} ({format_bytes(identity.memory_bytes)}{uuid})"

@@ -1,0 +1,142 @@
+"""From what every rank wrote down to one report and one time line."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.plan import Plan
+from cephalo_cli.artifacts.report import RankReport, Report, StepReport
+from cephalo_cli.executor.journal import StepTimes
+from cephalo_cli.executor.options import TrainingResult, TrainOptions, microbatch_split
+from cephalo_cli.quantities import format_percent
+from cephalo_cli.timeline import Event, Timeline
+
+__all__ = ["RankSummary", "make_result", "summarise"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSummary:
+    """A typical step of one rank: medians over the steps after the first."""
+
+    step_s: float
+    wait_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    exposed_gather_s: float
+    exposed_reduce_s: float
+    exposed_copy_s: float
+    gathered_bytes: int | None
+    reduced_bytes: int | None
+    peak_memory_bytes: int
+    last_step_s: float
+    last_events: tuple[Event, ...]
+
+    @property
+    def compute_s(self) -> float:
+        """All compute."""
+        return self.forward_s + self.backward_s + self.optimizer_s
+
+
+def summarise(
+    reports: Sequence[StepReport],
+    times: Sequence[StepTimes],
+    received_bytes: Sequence[tuple[int, int] | None],
+    peak_bytes: int,
+) -> RankSummary:
+    """Summarise one rank. The first step of a run warms up and counts only where it is the only one."""
+    steps = reports[1:] or reports
+    timed = times[1:] or times
+
+    def typical(value: Callable[[StepTimes], float]) -> float:
+        return median(value(step) for step in timed)
+
+    received = received_bytes[-1]
+    return RankSummary(
+        step_s=median(step.step_s for step in steps),
+        wait_s=median(max(step.step_s - time.compute_s, 0.0) for step, time in zip(steps, timed, strict=True)),
+        forward_s=typical(lambda step: step.forward_s),
+        backward_s=typical(lambda step: step.backward_s),
+        optimizer_s=typical(lambda step: step.optimizer_s),
+        exposed_gather_s=typical(lambda step: step.exposed_gather_s),
+        exposed_reduce_s=typical(lambda step: step.exposed_reduce_s),
+        exposed_copy_s=typical(lambda step: step.exposed_copy_s),
+        gathered_bytes=None if received is None else received[0],
+        reduced_bytes=None if received is None else received[1],
+        peak_memory_bytes=peak_bytes,
+        last_step_s=times[-1].step_s,
+        last_events=times[-1].events,
+    )
+
+
+def make_result(
+    *,
+    plan: Plan,
+    options: TrainOptions,
+    dtype: DType,
+    numerics: dict[str, str],
+    emulation: Literal["cgroup", "cooperative"] | None,
+    reports: Sequence[StepReport],
+    ranks: Sequence[RankSummary],
+) -> TrainingResult:
+    """Put the ranks together. Steps take as long as rank 0 says: ranks meet in every step."""
+    step_s = ranks[0].step_s
+    steps = reports[1:] or reports
+    tokens = median(step.tokens for step in steps)
+    busiest = max(range(len(ranks)), key=lambda rank: ranks[rank].compute_s)
+    report = Report(
+        source="measured",
+        engine=options.engine,
+        strategy=plan.strategy,
+        schedule=plan.schedule,
+        cluster_name=plan.cluster.name,
+        model_name=plan.model.name,
+        dtype=dtype,
+        seq_len=plan.seq_len,
+        global_batch_size=plan.global_batch_size,
+        step_s=step_s,
+        samples_per_s=plan.global_batch_size / step_s,
+        tokens_per_s=tokens / step_s,
+        predicted_step_s=plan.expected.step_s if options.engine == "cephalo" else None,
+        bottleneck=f"rank {busiest} ({plan.ranks[busiest].device}) computes for "
+        f"{format_percent(ranks[busiest].compute_s / step_s)} of the step, longer than any other",
+        ranks=tuple(_rank_report(plan, options, rank, summary) for rank, summary in enumerate(ranks)),
+        steps=tuple(reports),
+        numerics=numerics,
+        emulation=emulation,
+    )
+    timeline = Timeline(
+        rank_names=tuple(f"rank {rank.rank} · {rank.device} · {rank.node}" for rank in plan.ranks),
+        duration_s=max(summary.last_step_s for summary in ranks),
+        events=tuple(event for summary in ranks for event in summary.last_events),
+    )
+    return TrainingResult(report=report, timeline=timeline)
+
+
+def _rank_report(plan: Plan, options: TrainOptions, rank: int, summary: RankSummary) -> RankReport:
+    planned = plan.ranks[rank]
+    if options.engine == "cephalo":
+        state_share = planned.state_share
+    else:
+        state_share = 1.0 if options.engine == "ddp" else 1.0 / len(plan.ranks)
+    follows_plan = options.engine == "cephalo"
+    return RankReport(
+        rank=rank,
+        node=planned.node,
+        device=planned.device,
+        num_samples=sum(microbatch_split(plan, options)[rank]),
+        state_share=state_share,
+        compute_s=summary.compute_s,
+        wait_s=summary.wait_s,
+        forward_s=summary.forward_s,
+        backward_s=summary.backward_s,
+        optimizer_s=summary.optimizer_s,
+        exposed_gather_s=summary.exposed_gather_s if follows_plan else None,
+        exposed_reduce_s=summary.exposed_reduce_s if follows_plan else None,
+        exposed_copy_s=summary.exposed_copy_s if follows_plan else None,
+        gathered_bytes=summary.gathered_bytes,
+        reduced_bytes=summary.reduced_bytes,
+        peak_memory_bytes=summary.peak_memory_bytes,
+    )

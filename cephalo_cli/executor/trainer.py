@@ -1,0 +1,304 @@
+"""One rank's training, from the first check to the report.
+
+1. Compare the device with the plan, and the ranks with one another.
+2. Make the engine; draw weights or load a checkpoint.
+3. Every step: add up the tokens of the global batch and hear of signals; run the step; tell; save now and then.
+4. Put the ranks' times together into a report.
+"""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.plan import Plan
+from cephalo_cli.artifacts.report import StepReport
+from cephalo_cli.errors import ArtifactError, InterruptedRunError, UsageError
+from cephalo_cli.executor.agreement import StopSignals, check_device, compare_ranks, sum_over_ranks
+from cephalo_cli.executor.checkpoint import (
+    Found,
+    Manifest,
+    check_same_model,
+    find_checkpoint,
+    has_checkpoints,
+    load_shards,
+    save_checkpoint,
+)
+from cephalo_cli.executor.data import Batches, Microbatch, TokenSource, count_tokens, open_source
+from cephalo_cli.executor.engine import CephaloEngine, EngineSetting, StepEngine
+from cephalo_cli.executor.engine_torch import TorchEngine
+from cephalo_cli.executor.interpreter import Hooks
+from cephalo_cli.executor.journal import StepTimes
+from cephalo_cli.executor.options import Callbacks, TrainingResult, TrainOptions, check_options, microbatch_split
+from cephalo_cli.executor.summary import RankSummary, make_result, summarise
+from cephalo_cli.runtime.device import MemoryMeter
+from cephalo_cli.runtime.process import ProcessContext
+
+__all__ = ["train"]
+
+
+def train(plan: Plan, options: TrainOptions, context: ProcessContext, callbacks: Callbacks) -> TrainingResult | None:
+    """Train on this rank; every rank of the plan calls it at the same time.
+
+    Args:
+        plan: Who does what.
+        options: What is asked for.
+        context: This rank.
+        callbacks: Whom to tell.
+
+    Returns:
+        Report and time line on rank 0, None on the others.
+
+    Raises:
+        UsageError: Options, plan or device do not fit together.
+        ArtifactError: Data or a checkpoint cannot be read.
+        TrainingError: Ranks disagree, something is not finite, or a checkpoint cannot be written.
+        InterruptedRunError: A signal came; a checkpoint was saved where there is a folder for it.
+    """
+    check_options(plan, options)
+    with StopSignals() as signals:
+        meter = MemoryMeter(context.device)
+        meter.reset()
+        training = _Training(plan, options, context, callbacks, signals)
+        try:
+            training.run()
+        finally:
+            training.engine.close()
+        return _report(training, meter.peak_bytes())
+
+
+@dataclass
+class _Progress:
+    """Where a training is."""
+
+    step: int = 0
+    position: int = 0
+    saved_step: int | None = None
+
+
+@dataclass
+class _Records:
+    """What this run's steps were."""
+
+    reports: list[StepReport] = field(default_factory=list)
+    times: list[StepTimes] = field(default_factory=list)
+    received_bytes: list[tuple[int, int] | None] = field(default_factory=list)
+
+
+class _Training:
+    def __init__(
+        self, plan: Plan, options: TrainOptions, context: ProcessContext, callbacks: Callbacks, signals: StopSignals
+    ) -> None:
+        self.plan, self.options, self.context, self._callbacks = plan, options, context, callbacks
+        self._signals = signals
+        self._group = context.process_group
+        self.dtype: DType = options.dtype or plan.dtype
+        notice = check_device(plan, context)
+        if notice is not None:
+            callbacks.on_notice(notice)
+        found = self._find_checkpoint()
+        self.seed = _seed(options, found)
+        self._source: TokenSource = open_source(
+            options.data, seq_len=plan.seq_len, vocab_size=plan.model.vocab_size or 0, seed=self.seed
+        )
+        compare_ranks(plan, options, self._source.digest, self._group)
+        self._batches = Batches(self._source, microbatch_split(plan, options), self.seed)
+        self.progress = _Progress()
+        self.records = _Records()
+        self.engine = self._make_engine(found)
+
+    def run(self) -> None:
+        """Run all steps."""
+        for number in range(self.progress.step + 1, self.options.num_steps + 1):
+            stop = self._run_step(number)
+            if stop is not None:
+                self._stop(stop)
+            every = self.options.checkpoint_every
+            if every is not None and number % every == 0:
+                self._save()
+        self._save()
+
+    def _run_step(self, number: int) -> int | None:
+        """Run one step; gives the signal to stop for instead, if there is one."""
+        start = time.perf_counter()
+        batch = self._batches.of_rank(self.context.rank, self.progress.position)
+        num_tokens, stop = self._signals.agree(count_tokens(batch), self._total)
+        if stop is not None:
+            return stop
+        before = self._received()
+        numbers, times = self.engine.run_step(
+            [_on_device(microbatch, self.context.device) for microbatch in batch], num_tokens=num_tokens, step=number
+        )
+        step_s = time.perf_counter() - start
+        self.progress.step = number
+        self.progress.position += self.plan.global_batch_size
+        report = StepReport(
+            step=number, loss=numbers.loss, grad_norm=numbers.grad_norm, tokens=num_tokens, step_s=step_s
+        )
+        self.records.reports.append(report)
+        self.records.times.append(times)
+        after = self._received()
+        self.records.received_bytes.append(
+            None if after is None or before is None else (after[0] - before[0], after[1] - before[1])
+        )
+        if self.context.rank == 0:
+            self._callbacks.on_step(report)
+        return None
+
+    def _stop(self, signal_number: int) -> None:
+        """Save and leave, on all ranks in the same step."""
+        self._save()
+        where = self.options.checkpoint_dir
+        saved = (
+            f"a checkpoint is in {where}" if where is not None else "nothing was saved: there is no --checkpoint-dir"
+        )
+        raise InterruptedRunError(
+            f"stopped after step {self.progress.step}; {saved}",
+            signal_number=signal_number,
+            hint=None if where is None else "--resume latest continues",
+        )
+
+    def _total(self, values: torch.Tensor) -> torch.Tensor:
+        return sum_over_ranks(values, self._group)
+
+    def _received(self) -> tuple[int, int] | None:
+        traffic = self.engine.traffic
+        return None if traffic is None else (traffic.gathered_bytes, traffic.reduced_bytes)
+
+    # Making and resuming ----------------------------------------------------------------------------------------------
+
+    def _make_engine(self, found: Found | None) -> StepEngine:
+        setting = EngineSetting(
+            plan=self.plan,
+            options=self.options,
+            dtype=self.dtype,
+            seed=self.seed,
+            context=self.context,
+            hooks=Hooks(throttle=self.context.compute, sum_over_ranks=self._total, on_record=self._callbacks.on_record),
+            callbacks=self._callbacks,
+        )
+        if self.options.engine != "cephalo":
+            return TorchEngine(setting)
+        engine = CephaloEngine(setting, initialise=found is None)
+        if found is not None:
+            self._resume(engine, found)
+        return engine
+
+    def _find_checkpoint(self) -> Found | None:
+        options = self.options
+        folder = None if options.checkpoint_dir is None else Path(options.checkpoint_dir)
+        if options.resume is None:
+            taken = [folder is not None and self.context.rank == 0 and has_checkpoints(folder)]
+            dist.broadcast_object_list(taken, group_src=0, group=self._group)
+            if taken[0]:
+                raise UsageError(
+                    "holds checkpoints already",
+                    where=f"--checkpoint-dir {folder}",
+                    hint="--resume latest continues from them, or give another folder",
+                )
+            return None
+        found, skipped = find_checkpoint(options.resume, folder, self._group)
+        for sentence in skipped:
+            self._notice(sentence)
+        if found is None:
+            self._notice(f"no checkpoint in {folder} yet, starting from step 1")
+        else:
+            check_same_model(found, self.plan.model, _state_dtype(self.dtype))
+            if found.manifest.step >= options.num_steps:
+                raise UsageError(
+                    f"has done {found.manifest.step} steps already, --steps {options.num_steps} asks for no more",
+                    where=str(found.path),
+                )
+        return found
+
+    def _resume(self, engine: CephaloEngine, found: Found) -> None:
+        manifest = found.manifest
+        if manifest.data != self._source.digest:
+            raise ArtifactError(
+                "was trained on other data, so its position in the data means nothing here",
+                where=str(found.path),
+                hint="give the --data (and the sequence length) it was trained with",
+            )
+        load_shards(found, engine.shards(to_write=False), self._group)
+        engine.restored(
+            num_updates=manifest.num_updates, loss_scale=manifest.loss_scale, good_steps=manifest.good_steps
+        )
+        self.progress = _Progress(step=manifest.step, position=manifest.position, saved_step=manifest.step)
+        self._notice(f"resumed from {found.path} after step {manifest.step}")
+
+    def _save(self) -> None:
+        folder, step = self.options.checkpoint_dir, self.progress.step
+        if folder is None or self.progress.saved_step == step or not isinstance(self.engine, CephaloEngine):
+            return
+        manifest = Manifest(
+            step=step,
+            position=self.progress.position,
+            seed=self.seed,
+            data=self._source.digest,
+            model=self.plan.model,
+            state_dtype=_state_dtype(self.dtype),
+            num_updates=self.engine.num_updates,
+            loss_scale=self.engine.scale.value,
+            good_steps=self.engine.scale.good_steps,
+            layout=self.engine.layout(),
+            files={},
+        )
+        path = save_checkpoint(Path(folder), manifest, self.engine.shards(to_write=True), self._group)
+        self.progress.saved_step = step
+        if self.context.rank == 0:
+            self._callbacks.on_checkpoint(str(path))
+
+    def _notice(self, sentence: str) -> None:
+        if self.context.rank == 0:
+            self._callbacks.on_notice(sentence)
+
+
+def _report(training: _Training, peak_bytes: int) -> TrainingResult | None:
+    """Put the ranks' summaries together on rank 0."""
+    records, context = training.records, training.context
+    mine = summarise(records.reports, records.times, records.received_bytes, peak_bytes)
+    all_ranks: list[RankSummary] = [mine] * context.world_size
+    dist.all_gather_object(all_ranks, mine, group=context.process_group)
+    if context.rank > 0:
+        return None
+    return make_result(
+        plan=training.plan,
+        options=training.options,
+        dtype=training.dtype,
+        numerics=training.engine.numerics(),
+        emulation=context.emulation,
+        reports=records.reports,
+        ranks=all_ranks,
+    )
+
+
+def _seed(options: TrainOptions, found: Found | None) -> int:
+    """The seed in force.
+
+    Raises:
+        UsageError: Another one is asked for than the checkpoint's.
+    """
+    if found is None:
+        return options.seed or 0
+    if options.seed is not None and options.seed != found.manifest.seed:
+        raise UsageError(
+            f"the checkpoint was trained with --seed {found.manifest.seed}, --seed {options.seed} would shuffle anew",
+            where=str(found.path),
+            hint="leave --seed out",
+        )
+    return found.manifest.seed
+
+
+def _state_dtype(dtype: DType) -> DType:
+    return "float64" if dtype == "float64" else "float32"
+
+
+def _on_device(microbatch: Microbatch, device: torch.device) -> Microbatch:
+    if device.type == "cpu":
+        return microbatch
+    return Microbatch(
+        samples=microbatch.samples, tokens=microbatch.tokens.to(device), targets=microbatch.targets.to(device)
+    )

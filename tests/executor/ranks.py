@@ -1,0 +1,165 @@
+"""Real ranks for tests: one set of processes runs many plans, each over as many of them as it needs.
+
+Starting a process that loads torch takes seconds, joining a process group milliseconds; so a test hands over all its
+jobs at once.
+"""
+
+import dataclasses
+import multiprocessing
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but not in its module's __all__
+
+from cephalo_cli.artifacts import Plan
+from cephalo_cli.errors import CephaloError
+from cephalo_cli.executor.engine import CephaloEngine, EngineSetting, Traffic
+from cephalo_cli.executor.interpreter import Hooks
+from cephalo_cli.executor.options import Callbacks, TrainOptions
+from cephalo_cli.executor.trainer import train
+from cephalo_cli.runtime.collectives import CollectiveRecord
+from cephalo_cli.runtime.process import ProcessContext, rank_process
+from cephalo_cli.schedule import Record
+
+TIMEOUT = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Something all ranks of a plan do."""
+
+    plan: Plan
+    options: TrainOptions
+    run: Callable[[ProcessContext, "Job"], Any]
+    """Gives what the rank found."""
+    arguments: Any = None
+
+
+@dataclass
+class Trained:
+    """What a rank's training was."""
+
+    losses: list[float | None] = field(default_factory=list)
+    grad_norms: list[float | None] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    collectives: list[tuple[str, str]] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    checkpoints: list[str] = field(default_factory=list)
+    result: Any = None
+
+
+def run_jobs(jobs: Sequence[Job]) -> list[list[Any]]:
+    """Run jobs one after the other; gives for each job what every rank found, or the error it raised."""
+    num_processes = max(len(job.plan.ranks) for job in jobs)
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(target=_run_rank, args=(rank, list(jobs), Path(folder))) for rank in range(num_processes)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * num_processes
+        found = [_read(Path(folder) / f"found-{rank}") for rank in range(num_processes)]
+    return [[found[rank][index] for rank in range(len(job.plan.ranks))] for index, job in enumerate(jobs)]
+
+
+def train_job(context: ProcessContext, job: Job) -> Trained:
+    """Train, and write down what happened."""
+    trained = Trained()
+    with _collectives_told_to(trained.collectives):
+        result = train(
+            job.plan,
+            job.options,
+            context,
+            Callbacks(
+                on_record=trained.records.append,
+                on_notice=trained.notices.append,
+                on_checkpoint=trained.checkpoints.append,
+            ),
+        )
+    if result is not None:
+        trained.result = result
+        trained.losses = [step.loss for step in result.report.steps]
+        trained.grad_norms = [step.grad_norm for step in result.report.steps]
+    return trained
+
+
+def make_engine(context: ProcessContext, job: Job, *, initialise: bool = True) -> CephaloEngine:
+    """Make the engine alone, for tests that look inside."""
+    setting = EngineSetting(
+        plan=job.plan,
+        options=job.options,
+        dtype=job.options.dtype or job.plan.dtype,
+        seed=job.options.seed or 0,
+        context=context,
+        hooks=Hooks(
+            throttle=context.compute,
+            sum_over_ranks=lambda values: _sum(values, context),
+            on_record=lambda _: None,
+        ),
+        callbacks=Callbacks(),
+    )
+    return CephaloEngine(setting, initialise=initialise)
+
+
+def _sum(values: torch.Tensor, context: ProcessContext) -> torch.Tensor:
+    total = values.detach().clone()
+    dist.all_reduce(total, group=context.process_group)
+    return total
+
+
+class _collectives_told_to:  # noqa: N801 - reads as a statement
+    """Has every collective that is really started written down."""
+
+    def __init__(self, told: list[tuple[str, str]]) -> None:
+        self._told = told
+        self._before = Traffic.add
+
+    def __enter__(self) -> None:
+        told, before = self._told, self._before
+
+        def add(traffic: Traffic, record: CollectiveRecord) -> None:
+            told.append((record.kind, record.name))
+            before(traffic, record)
+
+        Traffic.add = add  # type: ignore[method-assign, assignment]
+
+    def __exit__(self, *_: object) -> None:
+        Traffic.add = self._before  # type: ignore[method-assign]
+
+
+def _run_rank(rank: int, jobs: list[Job], folder: Path) -> None:
+    found: list[Any] = []
+    for index, job in enumerate(jobs):
+        if rank >= len(job.plan.ranks):
+            found.append(None)
+            continue
+        store = FileStore(str(folder / f"store-{index}"), len(job.plan.ranks))
+        try:
+            with rank_process(job.plan.cluster, rank, timeout=TIMEOUT, emit=lambda _: None, store=store) as context:
+                found.append(job.run(context, job))
+        except CephaloError as error:
+            found.append(error)
+        except Exception:
+            traceback.print_exc()
+            raise
+    (folder / f"found-{rank}").write_bytes(pickle.dumps(found))
+
+
+def _read(path: Path) -> Any:
+    return pickle.loads(path.read_bytes())  # noqa: S301 - our own ranks wrote it
+
+
+def with_options(job: Job, **changes: Any) -> Job:
+    """The same job with other options."""
+    return dataclasses.replace(job, options=job.options.model_copy(update=changes))

@@ -1,0 +1,94 @@
+"""The training that every plan must equal: one process, one batch, plain PyTorch, nothing of the executor."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cephalo_cli.artifacts import Model
+from cephalo_cli.models import DropoutKey, build_unit, initialise_
+from cephalo_cli.units import model_units
+
+
+@dataclass
+class Reference:
+    losses: list[float]
+    grad_norms: list[float]
+    modules: list[Any]
+    moments: dict[int, dict[str, torch.Tensor]]
+
+
+def write_text(folder: Path, num_bytes: int = 600) -> Path:
+    """A text with some structure to learn."""
+    words = ["alpha ", "beta ", "gamma ", "delta ", "über ", "\n"]
+    text = "".join(words[(7 * position * position + position // 3) % len(words)] for position in range(num_bytes))
+    path = folder / "text.txt"
+    path.write_bytes(text.encode()[:num_bytes])
+    return path
+
+
+def batches(path: Path, seq_len: int, batch_size: int, num_steps: int, seed: int) -> list[list[int]]:
+    """Which windows each step has: permutations of the epochs, one after the other."""
+    num_samples = (len(path.read_bytes()) - 1) // seq_len
+    order: list[int] = []
+    epoch = 0
+    while len(order) < batch_size * num_steps:
+        digest = hashlib.blake2b(f"{seed}/epoch/{epoch}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        order += torch.randperm(num_samples, generator=generator).tolist()
+        epoch += 1
+    return [order[step * batch_size : (step + 1) * batch_size] for step in range(num_steps)]
+
+
+def train_reference(
+    model: Model,
+    path: Path,
+    *,
+    seq_len: int,
+    batch_size: int,
+    num_steps: int,
+    seed: int = 0,
+    learning_rate: float = 3e-3,
+    clip: float | None = 1.0,
+    dtype: torch.dtype = torch.float64,
+) -> Reference:
+    modules: list[Any] = []
+    for unit in model_units(model):
+        module = build_unit(model, unit.kind).to(dtype)
+        initialise_(module, model, unit.index, seed)
+        modules.append(module)
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": 0.1},
+            {"params": [parameter for parameter in parameters if parameter.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=learning_rate,
+        betas=(0.9, 0.95),
+    )
+    tokens = torch.tensor(list(path.read_bytes()))
+    reference = Reference([], [], modules, {})
+    for step, windows in enumerate(batches(path, seq_len, batch_size, num_steps, seed), start=1):
+        rows = torch.stack([tokens[window * seq_len : (window + 1) * seq_len + 1] for window in windows])
+        samples = tuple(range(batch_size))
+        keys = [DropoutKey(seed=seed, step=step, unit=unit, samples=samples) for unit in range(len(modules))]
+        x = modules[0](rows[:, :-1], keys[0])
+        for block, key in zip(modules[1:-1], keys[1:-1], strict=True):
+            x = block(x, key)
+        tied = (modules[0].matrix,) if model.tie_embeddings else ()
+        loss = modules[-1](x, rows[:, 1:], *tied) / rows[:, 1:].numel()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.stack([parameter.grad.square().sum() for parameter in parameters if parameter.grad is not None])
+        grad_norm = norm.sum().sqrt().item()
+        if clip is not None and grad_norm > clip:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(clip / grad_norm)
+        optimizer.step()
+        reference.losses.append(loss.item())
+        reference.grad_norms.append(grad_norm)
+    reference.moments = {id(parameter): optimizer.state[parameter] for parameter in parameters}
+    return reference

@@ -1,0 +1,153 @@
+"""Any plan trains like one process: losses, gradient norms, records and collectives."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cephalo_cli.artifacts import Model, Plan
+from cephalo_cli.executor import TrainOptions
+from cephalo_cli.schedule import COLLECTIVES, Op, plan_stages, rank_records
+from tests.executor.plans import SEQ_LEN, make_model, make_plan
+from tests.executor.ranks import Job, Trained, run_jobs, train_job
+from tests.executor.reference import train_reference, write_text
+
+NUM_STEPS = 10
+LEARNING_RATE = 3e-3
+GPT = make_model(tie_embeddings=False)
+TIED = make_model(tie_embeddings=True, num_layers=2)
+LLAMA = make_model("llama", num_kv_heads=2, qkv_bias=True)
+TIED_LLAMA = make_model("llama", tie_embeddings=True, num_layers=1)
+
+PLANS = {
+    "one rank": make_plan(GPT, [[7]]),
+    "one rank, ragged microbatches, no recompute": make_plan(GPT, [[3, 3, 1]], recompute=False),
+    "two ranks, unequal everything": make_plan(GPT, [[3, 1], [2, 1]], [0.83, 0.17]),
+    "ragged microbatches": make_plan(GPT, [[3, 3, 1], [2, 2]], [0.4, 0.6]),
+    "a rank without samples": make_plan(GPT, [[2, 2, 1], []], [0.25, 0.75]),
+    "a rank without state": make_plan(GPT, [[1, 2], [2]], [1.0, 0.0]),
+    "work here, state there": make_plan(GPT, [[1] * 5, []], [0.0, 1.0]),
+    "recompute off": make_plan(GPT, [[3, 1], [2, 1]], [0.3, 0.7], recompute=False),
+    "recompute mixed": make_plan(GPT, [[3, 1], [2], [1]], [0.5, 0.3, 0.2], recompute=[True, False, True]),
+    "three ranks, one with nothing at all": make_plan(GPT, [[2, 1], [], [4]], [0.6, 0.0, 0.4]),
+    "four ranks": make_plan(GPT, [[3], [1, 1], [], [2]], [0.1, 0.2, 0.3, 0.4]),
+    "tied, one rank": make_plan(TIED, [[2, 2, 1]]),
+    "tied, three ranks": make_plan(TIED, [[2], [1, 1], [1]], [0.5, 0.3, 0.2]),
+    "tied, recompute off": make_plan(TIED, [[2, 1], [2]], [0.5, 0.5], recompute=False),
+    "llama, one rank": make_plan(LLAMA, [[4, 1]]),
+    "llama, three ranks": make_plan(LLAMA, [[3], [1], [1]], [0.2, 0.7, 0.1]),
+    "tied llama": make_plan(TIED_LLAMA, [[3, 1], [1]], [0.35, 0.65], recompute=[False, True]),
+    "microbatch-major": make_plan(GPT, [[2, 2, 1], [2]], [0.5, 0.5], schedule="microbatch-major"),
+    "microbatch-major, tied, no recompute": make_plan(
+        TIED, [[2, 1], [1, 1]], [0.3, 0.7], schedule="microbatch-major", recompute=False
+    ),
+    "microbatch-major, a rank without samples": make_plan(TIED, [[2, 1], []], [0.3, 0.7], schedule="microbatch-major"),
+    "replicated": make_plan(GPT, [[2, 1], [3]], schedule="replicated"),
+    "replicated, tied, one with nothing": make_plan(TIED, [[2, 1], [], [1]], schedule="replicated"),
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("data"))
+
+
+def make_jobs(plans: Sequence[Plan], text: Path) -> list[Job]:
+    options = TrainOptions(data=str(text), num_steps=NUM_STEPS, learning_rate=LEARNING_RATE)
+    return [Job(plan=plan, options=options, run=train_job) for plan in plans]
+
+
+def test_every_plan_trains_like_one_process(text: Path) -> None:
+    outcomes = dict(zip(PLANS, run_jobs(make_jobs(list(PLANS.values()), text)), strict=True))
+    references = {}
+    for name, plan in PLANS.items():
+        key = (plan.model.model_dump_json(), plan.global_batch_size)
+        if key not in references:
+            references[key] = train_reference(
+                plan.model,
+                text,
+                seq_len=SEQ_LEN,
+                batch_size=plan.global_batch_size,
+                num_steps=NUM_STEPS,
+                learning_rate=LEARNING_RATE,
+            )
+        ranks: list[Trained] = outcomes[name]
+        assert ranks[0].losses == pytest.approx(references[key].losses, rel=1e-10, abs=0), name
+        assert ranks[0].grad_norms == pytest.approx(references[key].grad_norms, rel=1e-9, abs=0), name
+        assert ranks[0].losses[-1] is not None
+        assert ranks[0].losses[-1] < references[key].losses[0] - 0.1, name
+        check_records(name, plan, ranks)
+        check_collectives(name, plan, ranks)
+
+
+def check_records(name: str, plan: Plan, ranks: Sequence[Trained]) -> None:
+    """What was run is what the schedule says, in every step."""
+    for planned, rank in zip(plan.ranks, ranks, strict=True):
+        expected = rank_records(
+            plan_stages(plan),
+            num_microbatches=len(planned.microbatch_sizes),
+            recompute=planned.recompute,
+            offload=planned.offload,
+        )
+        assert rank.records == expected * NUM_STEPS, name
+
+
+def check_collectives(name: str, plan: Plan, ranks: Sequence[Trained]) -> None:
+    """Ranks start the same collectives; their number a unit does not depend on the microbatches."""
+    assert all(rank.collectives == ranks[0].collectives for rank in ranks), name
+    in_records = [record for record in ranks[0].records if record.op in COLLECTIVES]
+    if len(ranks) == 1:
+        assert ranks[0].collectives == []
+        return
+    assert len(ranks[0].collectives) == len(in_records), name
+    if plan.schedule == "layer-major":
+        counts = Counter(ranks[0].collectives)
+        for unit in plan_stages(plan).units:
+            assert counts["all_gather", unit.name] <= 2 * NUM_STEPS, (name, unit.name)
+            assert counts["reduce_scatter", unit.name] == NUM_STEPS, (name, unit.name)
+    assert Counter(record.op for record in ranks[0].records)[Op.OPTIMIZER_STEP] == NUM_STEPS
+
+
+def test_dropout_depends_on_neither_recompute_nor_the_split(text: Path) -> None:
+    model = GPT.model_copy(update={"dropout": 0.2})
+    plans = [
+        make_plan(model, [[5]]),
+        make_plan(model, [[5]], recompute=False),
+        make_plan(model, [[2, 1], [2]], [0.3, 0.7]),
+        make_plan(model, [[1, 1], [], [1, 2]], [0.3, 0.3, 0.4], recompute=[False, True, False]),
+    ]
+    on, off, *split = (ranks[0].losses for ranks in run_jobs(make_jobs(plans, text)))
+    assert on == off
+    reference = train_reference(
+        model, text, seq_len=SEQ_LEN, batch_size=5, num_steps=NUM_STEPS, learning_rate=LEARNING_RATE
+    )
+    without = train_reference(
+        GPT, text, seq_len=SEQ_LEN, batch_size=5, num_steps=NUM_STEPS, learning_rate=LEARNING_RATE
+    )
+    for losses in (on, *split):
+        assert losses == pytest.approx(reference.losses, rel=1e-10, abs=0)
+    assert abs(reference.losses[0] - without.losses[0]) > 1e-6
+
+
+def test_torch_engines_train_like_one_process(text: Path) -> None:
+    models: dict[str, Model] = {"gpt": GPT, "tied": TIED, "llama": LLAMA}
+    jobs, expected = [], []
+    for model in models.values():
+        plan = make_plan(model, [[2, 1], [1, 1]], [0.7, 0.3], recompute=[True, False])
+        uneven = make_plan(model, [[2, 1, 1], []], [0.7, 0.3])
+        reference = train_reference(
+            model, text, seq_len=SEQ_LEN, batch_size=5, num_steps=NUM_STEPS, learning_rate=LEARNING_RATE
+        )
+        short = train_reference(
+            model, text, seq_len=SEQ_LEN, batch_size=4, num_steps=NUM_STEPS, learning_rate=LEARNING_RATE
+        )
+        for engine in ("fsdp2", "ddp"):
+            options = TrainOptions(data=str(text), num_steps=NUM_STEPS, learning_rate=LEARNING_RATE, engine=engine)
+            even = options.model_copy(update={"even_split": True})
+            jobs += [Job(plan=plan, options=options, run=train_job), Job(plan=uneven, options=even, run=train_job)]
+            expected += [reference, short]
+    for job, ranks, reference in zip(jobs, run_jobs(jobs), expected, strict=True):
+        name = (job.options.engine, job.plan.model.name, job.options.even_split)
+        assert ranks[0].losses == pytest.approx(reference.losses, rel=1e-10, abs=0), name
+        assert ranks[0].grad_norms == pytest.approx(reference.grad_norms, rel=1e-9, abs=0), name
