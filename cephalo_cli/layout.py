@@ -33,10 +33,10 @@ def shard_ranges(num_elements: int, shares: Sequence[float]) -> tuple[Range, ...
         shares: Fraction of each rank; they sum to 1.
 
     Raises:
-        ValueError: A share is negative, or none is positive.
+        ValueError: A share is negative or not finite, or none is positive.
     """
     total = math.fsum(shares)
-    if min(shares) < 0 or total <= 0:
+    if any(share < 0 for share in shares) or not 0 < total < math.inf:
         raise ValueError(f"shares must be at least 0 and sum to 1, found {list(shares)}")
     last_owner = max(rank for rank, share in enumerate(shares) if share > 0)
     ranges: list[Range] = []

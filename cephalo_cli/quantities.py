@@ -3,8 +3,8 @@
 Inside the program and in every file quantities are plain SI: bytes, seconds, floating-point operations, bytes a second.
 """
 
-import math
 import re
+from decimal import Decimal
 
 from cephalo_cli.errors import UsageError
 
@@ -25,18 +25,22 @@ _SIZE_UNITS = {
     "mb": 10**6,
     "gb": 10**9,
     "tb": 10**12,
+    "pb": 10**15,
     "kib": 2**10,
     "mib": 2**20,
     "gib": 2**30,
     "tib": 2**40,
+    "pib": 2**50,
 }
+_ROUNDS_UP = 0.9995
+"""From this fraction of the next unit on, three digits would show 1000."""
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def format_bytes(num_bytes: float) -> str:
     """Write a size in binary units with three significant digits, such as ``22.5 GiB``."""
     size, unit = float(num_bytes), 0
-    while abs(size) >= 1024 and unit < len(_BINARY) - 1:
+    while abs(size) >= 1023.5 and unit < len(_BINARY) - 1:  # below it the digits shown do not reach 1024
         size /= 1024
         unit += 1
     return f"{size:.0f} B" if unit == 0 else f"{_three_digits(size)} {_BINARY[unit]}"
@@ -45,7 +49,7 @@ def format_bytes(num_bytes: float) -> str:
 def format_seconds(seconds: float) -> str:
     """Write a duration in the unit that reads best, such as ``12.3 ms``."""
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(seconds) >= factor:
+        if abs(seconds) >= factor * _ROUNDS_UP:
             return f"{_three_digits(seconds / factor)} {unit}"
     return "0 s" if seconds == 0 else f"{_three_digits(seconds / 1e-9)} ns"
 
@@ -53,7 +57,7 @@ def format_seconds(seconds: float) -> str:
 def format_count(count: float) -> str:
     """Write a large number with a decimal prefix, such as ``1.41 G``; small whole numbers stay as they are."""
     for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(count) >= factor:
+        if abs(count) >= factor * (1 if unit == "k" else _ROUNDS_UP):
             scale = 1e3 if unit == "k" else factor
             return f"{_three_digits(count / scale)} {unit}"
     return f"{count:.0f}" if float(count).is_integer() else _three_digits(count)
@@ -78,11 +82,12 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     factor = _SIZE_UNITS.get(match[2].lower()) if match else None
+    shown = repr(text if len(text) <= 40 else f"{text[:37]}...")
     if match is None or factor is None:
-        raise UsageError(f"{text!r} is not a size", hint="write it like 24GiB, 24GB or 1500000000")
-    value = float(match[1]) * factor
-    if not math.isfinite(value) or value >= 2**63:
-        raise UsageError(f"{text!r} is larger than any memory", hint="write it like 24GiB")
+        raise UsageError(f"{shown} is not a size", hint="write it like 24GiB, 24GB or 1500000000")
+    value = Decimal(match[1]) * factor
+    if value >= 2**63:
+        raise UsageError(f"{shown} is larger than any memory", hint="write it like 24GiB, 24GB or 1500000000")
     return round(value)
 
 

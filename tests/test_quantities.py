@@ -1,0 +1,163 @@
+"""Numbers to text and back."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cephalo_cli.errors import UsageError
+from cephalo_cli.quantities import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_rate,
+    format_seconds,
+    parse_bytes,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("0", 0),
+        ("512", 512),
+        ("512B", 512),
+        ("24GB", 24_000_000_000),
+        ("24GiB", 25_769_803_776),
+        ("24 gib", 25_769_803_776),
+        ("  1.5 MiB ", 1_572_864),
+        ("1.5kB", 1500),
+        ("2TB", 2 * 10**12),
+        ("2TiB", 2 * 2**40),
+        ("1PB", 10**15),
+        ("1PiB", 2**50),
+        ("0.1GB", 100_000_000),
+        ("0.3B", 0),
+        ("007KiB", 7168),
+        ("9007199254740993", 2**53 + 1),
+        ("9223372036854775807", 2**63 - 1),
+    ],
+)
+def test_sizes_people_write(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "GB", "24G", "24Gi", "24XB", "-1GB", "+1GB", "1e9", "1,5GB", "1.GB", ".5GB", "1_000", "0x10", "24 G B",
+     "24GB/s", "nan", "inf", "NaNGB", "٣GB", "24GB\x00", "1 2"],
+)  # fmt: skip
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_bytes(text)
+    assert str(caught.value) == f"{text!r} is not a size (write it like 24GiB, 24GB or 1500000000)"
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["9223372036854775808", "8192PiB", "10000PB", "9" * 40])
+def test_a_size_beyond_any_memory_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_bytes(text)
+    assert str(caught.value) == f"{text!r} is larger than any memory (write it like 24GiB, 24GB or 1500000000)"
+
+
+def test_an_endless_size_is_cut_in_the_message() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_bytes("9" * 5000 + "GB")
+    assert caught.value.message == f"'{'9' * 37}...' is larger than any memory"
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_plain_bytes_round_trip(num_bytes: int) -> None:
+    assert parse_bytes(str(num_bytes)) == num_bytes
+    assert parse_bytes(f"{num_bytes} B") == num_bytes
+
+
+@given(st.integers(0, 2**59))
+def test_a_formatted_size_reads_back_within_its_digits(num_bytes: int) -> None:
+    assert abs(parse_bytes(format_bytes(num_bytes)) - num_bytes) <= 0.0051 * num_bytes
+
+
+@given(st.integers(0, 2**60), st.integers(0, 2**60))
+def test_a_larger_size_never_reads_smaller(one: int, other: int) -> None:
+    small, large = sorted((one, other))
+    assert parse_bytes(format_bytes(small)) <= parse_bytes(format_bytes(large))
+
+
+@given(st.floats(1e-9, 1e18))
+def test_no_unit_shows_a_thousand_of_itself(value: float) -> None:
+    assert not re.match(r"1000 [num]", format_seconds(value))
+    assert not re.match(r"1000 [kMGT]", format_count(value))
+    assert not re.match(r"1024 ([KMGT]i)?B", format_bytes(value))
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1536, "1.50 KiB"),
+        (2**20 - 1, "1.00 MiB"),
+        (22.5 * 2**30, "22.5 GiB"),
+        (225 * 2**30, "225 GiB"),
+        (1000 * 2**30, "1000 GiB"),
+        (2**50, "1.00 PiB"),
+        (2**63, "8192 PiB"),
+        (-(2**20), "-1.00 MiB"),
+    ],
+)
+def test_sizes_people_read(num_bytes: float, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (2.5e-9, "2.50 ns"),
+        (1e-6, "1.00 us"),
+        (12.3e-6, "12.3 us"),
+        (0.0123, "12.3 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.00 s"),
+        (1, "1.00 s"),
+        (99.96, "100 s"),
+        (3600, "3600 s"),
+        (-0.5, "-500 ms"),
+    ],
+)
+def test_durations_people_read(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (8, "8"),
+        (9999, "9999"),
+        (1.5, "1.50"),
+        (10_000, "10.0 k"),
+        (124_439_808, "124 M"),
+        (999_960, "1.00 M"),
+        (1_412_345_678, "1.41 G"),
+        (3.12e14, "312 T"),
+        (2e15, "2.00 P"),
+    ],
+)
+def test_counts_people_read(count: float, text: str) -> None:
+    assert format_count(count) == text
+
+
+def test_rates_people_read() -> None:
+    assert format_rate(5.21, "samples") == "5.21 samples/s"
+    assert format_rate(4.29e6, "B") == "4.29 MB/s"
+    assert format_rate(312e12, "FLOP") == "312 TFLOP/s"
+
+
+def test_percentages_people_read() -> None:
+    assert format_percent(0.9) == "90.0 %"
+    assert format_percent(0.12345) == "12.3 %"
+    assert format_percent(1.7) == "170.0 %"
