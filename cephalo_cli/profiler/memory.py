@@ -31,7 +31,8 @@ from weakref import finalize
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -82,7 +83,7 @@ def unit_memory(
     tokens = model.tokens_per_sample(seq_len)
     with FakeTensorMode(), _default_dtype(dtype), ExitStack() as stack:
         if attention == "plain":
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(_PlainAttention())
         unit = build_unit(model, kind)
         tied_VD = nn.Parameter(torch.empty(model.vocab_size or 0, model.hidden_size))
         parameters = [*unit.parameters(), tied_VD]
@@ -207,6 +208,33 @@ def _default_dtype(dtype: DType) -> Iterator[None]:
 def _drop_gradient(parameter: torch.Tensor) -> None:
     """Free a gradient as soon as it has been added to the unit's buffer."""
     parameter.grad = None
+
+
+class _PlainAttention(TorchFunctionMode):
+    """Runs attention step by step instead of as one operator."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        options = kwargs or {}
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **options)
+        q_BHTC, k_BHTC, v_BHTC = args[0], *(_for_every_head(kept, args[0].shape[1]) for kept in args[1:3])
+        scores_BHTT = q_BHTC @ k_BHTC.transpose(-1, -2) * q_BHTC.shape[-1] ** -0.5
+        if options.get("is_causal"):
+            tokens = scores_BHTT.shape[-1]
+            later_TT = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+            scores_BHTT = scores_BHTT.masked_fill(later_TT, float("-inf"))
+        wide = torch.promote_types(scores_BHTT.dtype, torch.float32)
+        chances_BHTT = functional.dropout(scores_BHTT.softmax(-1, dtype=wide), p=0.1)
+        return chances_BHTT.to(v_BHTC.dtype) @ v_BHTC
+
+
+def _for_every_head(kept_BKTC: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Repeat grouped keys or values for each query head."""
+    repeats = num_heads // kept_BKTC.shape[1]
+    return kept_BKTC if repeats == 1 else kept_BKTC.repeat_interleave(repeats, dim=1)
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
