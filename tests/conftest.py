@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
+
+settings.register_profile("no-clock", deadline=None)  # no test depends on how fast the machine is
+settings.load_profile("no-clock")
 
 
 @pytest.fixture(autouse=True)
