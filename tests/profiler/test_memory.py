@@ -156,9 +156,10 @@ def test_the_curve_read_from_few_runs_equals_running_every_size(kind: UnitKind, 
 def test_plain_attention_saves_the_score_matrix() -> None:
     fused = unit_memory(GPT, seq_len=SEQ_LEN, dtype="float32", kind="block", microbatch=2)
     plain = unit_memory(GPT, seq_len=SEQ_LEN, dtype="float32", kind="block", microbatch=2, attention="plain")
-    probabilities_bytes = 4 * 2 * GPT.num_heads * SEQ_LEN * SEQ_LEN
-    sums_bytes = 4 * 2 * GPT.num_heads * SEQ_LEN  # what a fused kernel keeps instead
-    assert plain.saved_bytes == fused.saved_bytes - sums_bytes + probabilities_bytes
+    num_scores = 2 * GPT.num_heads * SEQ_LEN * SEQ_LEN
+    assert (
+        plain.saved_bytes - fused.saved_bytes >= (4 + 1 + 4) * num_scores
+    )  # probabilities, mask, what is left of them
 
 
 def test_dropout_masks_are_counted() -> None:
