@@ -85,6 +85,8 @@ class Timeline:
     """Every span; those of one lane of one rank never overlap."""
     memory: tuple[MemorySample, ...] = ()
     """Memory over time, in order of time within each rank."""
+    limit_bytes: tuple[int, ...] = ()
+    """What each rank may use; empty where it is not known."""
 
 
 def event_name(op: str, unit: str | None = None, microbatch: int | None = None) -> str:

@@ -34,7 +34,7 @@ def timeline(setting: Setting, play: StepPlay) -> Timeline:
     memory: list[MemorySample] = []
     for part_play in play.parts:
         spans = list(_Lanes(setting, play, part_play, zero).events())
-        samples = list(_memory(setting, play, part_play, zero))
+        samples = _memory(setting, play, part_play, zero)
         for rank in part_play.part.ranks:
             events += [replace(event, rank=rank) for event in spans]
             memory += [replace(sample, rank=rank) for sample in samples]
@@ -44,6 +44,7 @@ def timeline(setting: Setting, play: StepPlay) -> Timeline:
         duration_s=play.end_s - zero,
         events=tuple(sorted(events, key=lambda event: event.rank)),
         memory=tuple(sorted(memory, key=lambda sample: sample.rank)),
+        limit_bytes=tuple(place.memory.limit_bytes for place in places),
     )
 
 
@@ -137,21 +138,21 @@ def _flows(index: int) -> tuple[int, ...]:
     return (index,) if index >= 0 else ()
 
 
-def _memory(setting: Setting, play: StepPlay, part_play: PartPlay, zero: float) -> Iterator[MemorySample]:
-    last: MemorySample | None = None
+def _memory(setting: Setting, play: StepPlay, part_play: PartPlay, zero: float) -> list[MemorySample]:
+    """Samples where memory changes; of several at one moment only the last counts."""
+    samples: list[MemorySample] = []
     for moment in moments(setting, play, part_play):
         memory = as_memory(setting, part_play.part, moment)
-        sample = MemorySample(
-            rank=part_play.part.ranks[0],
-            time_s=moment.time_s - zero,
-            bytes_by_term={
-                "state": memory.state_bytes,
-                "buffers": memory.buffers_bytes,
-                "working": memory.working_bytes,
-                "saved": memory.saved_bytes,
-                "reserve": memory.reserve_bytes,
-            },
-        )
-        if last is None or sample.bytes_by_term != last.bytes_by_term:
-            yield sample
-            last = sample
+        terms = {
+            "state": memory.state_bytes,
+            "buffers": memory.buffers_bytes,
+            "working": memory.working_bytes,
+            "saved": memory.saved_bytes,
+            "reserve": memory.reserve_bytes,
+        }
+        time_s = moment.time_s - zero
+        if samples and samples[-1].time_s == time_s:
+            samples.pop()
+        if not samples or samples[-1].bytes_by_term != terms:
+            samples.append(MemorySample(rank=part_play.part.ranks[0], time_s=time_s, bytes_by_term=terms))
+    return samples
