@@ -1,10 +1,13 @@
 """``cephalo plan``: who computes how much and who stores how much, proven best."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from cephalo_cli.cli.options import Force, Json, OutputPath, Quiet, SwitchChoice
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["NAME", "SUMMARY", "command"]
 
@@ -81,7 +84,7 @@ def command(
             inputs=(source,),
         )
 
-    def tables() -> list[object]:
+    def tables() -> "list[RenderableType]":
         from cephalo_cli.reporting import artifact_tables
 
         return artifact_tables(plan)

@@ -7,6 +7,8 @@ import typer
 from cephalo_cli.cli.options import Dtype, Force, Json, OutputPath, Quiet
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from cephalo_cli.artifacts import Cluster
     from cephalo_cli.artifacts.base import InputFile
 
@@ -120,7 +122,7 @@ def command(
         return
     profile = profile.model_copy(update={"inputs": (*inputs, *profile.inputs)})
 
-    def tables() -> list[object]:
+    def tables() -> "list[RenderableType]":
         from cephalo_cli.reporting import artifact_tables
 
         return artifact_tables(profile)

@@ -1,11 +1,14 @@
 """``cephalo show``: render one artifact, or lay two side by side."""
 
 import json as json_text
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cephalo_cli.cli.options import Force, Json, Quiet
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["NAME", "SUMMARY", "command"]
 
@@ -53,7 +56,7 @@ def command(
         plot_artifact(artifacts, plot, force=force)
     if len(artifacts) == 1:
 
-        def tables() -> list[object]:
+        def tables() -> "list[RenderableType]":
             from cephalo_cli.reporting import artifact_tables
 
             return artifact_tables(artifacts[0])

@@ -1,10 +1,13 @@
 """``cephalo simulate``: what a plan will do, before anything runs."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cephalo_cli.cli.options import Force, Json, OutputPath, Quiet
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["NAME", "SUMMARY", "command"]
 
@@ -50,7 +53,7 @@ def command(
 
         plot_step(run.timeline, plot, force=force)
 
-    def tables() -> list[object]:
+    def tables() -> "list[RenderableType]":
         from cephalo_cli.reporting import artifact_tables
 
         return artifact_tables(run.report)

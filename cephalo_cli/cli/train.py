@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO, Literal
 
+    from rich.console import RenderableType
+
     from cephalo_cli.artifacts import Plan
     from cephalo_cli.artifacts.report import StepReport
 
@@ -132,7 +134,7 @@ def command(
 
         write_trace(result.timeline, trace, force=force)
 
-    def tables() -> list[object]:
+    def tables() -> "list[RenderableType]":
         from cephalo_cli.reporting import artifact_tables
 
         return artifact_tables(report)

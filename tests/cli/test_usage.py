@@ -1,0 +1,128 @@
+"""Wrong command lines: one line on standard error that says what to do, and exit code 2 or 3."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import cephalo
+
+ROOT = Path(__file__).resolve().parents[2]
+LAPTOP = "examples/clusters/laptop-mixed.json"
+GPT = "examples/models/gpt-10m.json"
+PROFILE = ("profile", LAPTOP, "--model", GPT)
+
+USAGE = {
+    "no such command": (
+        ("trian",),
+        "No such command 'trian'. Did you mean 'train'? (cephalo --help lists the options)",
+    ),
+    "no such option": (
+        ("plan", "p.json", "--batchsize", "3"),
+        (
+            "No such option: --batchsize (Possible options: --batch-size, --microbatch-size)"
+            " (cephalo plan --help lists the options)"
+        ),
+    ),
+    "no model": (("profile", LAPTOP), "Missing option '--model' (cephalo profile --help lists the options)"),
+    "batch of nothing": (
+        ("plan", "p.json", "--batch-size", "0"),
+        (
+            "Invalid value for '--batch-size' / '-b': Input should be greater than or equal to 1"
+            " (cephalo plan --help lists the options)"
+        ),
+    ),
+    "json and quiet": (
+        ("show", GPT, "--json", "--quiet"),
+        "--json and --quiet exclude each other (leave one out)",
+    ),
+    "cluster twice": (
+        (*PROFILE, "--seq-len", "8", "--gpus", "l4:2"),
+        "CLUSTER and --gpus both say which devices there are (leave one out)",
+    ),
+    "two sources": (
+        (*PROFILE, "--estimate", "--from-table", "a.csv", "--memory-table", "b.csv"),
+        "--estimate and --from-table exclude each other (leave one out)",
+    ),
+    "half an import": (
+        (*PROFILE, "--seq-len", "8", "--from-table", "a.csv"),
+        "--from-table and --memory-table go together (give both or none)",
+    ),
+    "budget of an estimate": (
+        (*PROFILE, "--seq-len", "8", "--estimate", "--max-seconds", "3"),
+        "--max-seconds is the budget of measuring (leave it out)",
+    ),
+    "no devices": (
+        ("profile", "--model", GPT, "--seq-len", "8", "--estimate"),
+        "which devices? no CLUSTER and no --gpus given (such as --gpus rtx-3090:2,rtx-4090)",
+    ),
+    "measuring what is not here": (
+        ("profile", "--gpus", "l4:2", "--model", GPT, "--seq-len", "8"),
+        (
+            "--gpus names devices of the catalog, which this machine need not have"
+            " (add --estimate, or measure with a CLUSTER file)"
+        ),
+    ),
+    "no length": (PROFILE, "--seq-len is missing: how many tokens has one sample? (such as --seq-len 1024)"),
+    "too long": (
+        (*PROFILE, "--seq-len", "512"),
+        "--seq-len is 512, but gpt-10m takes at most 256 tokens (shorten it, or raise the model's max_seq_len)",
+    ),
+    "memory fraction": (
+        ("plan", "p.json", "-b", "8", "--memory-fraction", "1.5"),
+        "--memory-fraction is 1.5, expected a number above 0 and at most 1",
+    ),
+    "offload without recompute": (
+        ("plan", "p.json", "-b", "8", "--recompute", "off", "--offload", "on"),
+        "--offload on needs recompute (leave out --recompute off)",
+    ),
+    "nothing to show": (("show",), "no file given (cephalo show FILE, or cephalo show --schema KIND)"),
+    "schema and file": (("show", GPT, "--schema", "plan"), "--schema stands alone (leave out the files)"),
+    "kinds without a common ground": (
+        ("show", GPT, LAPTOP),
+        (
+            "there is nothing to compare between these kinds: cluster, model"
+            " (compare plans and reports with each other, or profiles with profiles)"
+        ),
+    ),
+}
+
+INPUT = {
+    "no such file": (("plan", "p.json", "-b", "8"), "p.json: no such file"),
+    "a neighbour's name": (
+        ("show", "examples/models/gpt-10.json"),
+        "examples/models/gpt-10.json: no such file (did you mean 'examples/models/gpt-10m.json'?)",
+    ),
+    "wrong kind": (
+        ("plan", GPT, "-b", "8"),
+        f"{GPT}: this is a model, expected a profile (give a profile file here)",
+    ),
+    "unknown schema": (
+        ("show", "--schema", "pln"),
+        "found kind \"pln\", expected 'cluster', 'model', 'profile', 'plan' or 'report' (did you mean 'plan'?)",
+    ),
+    "existing output": (
+        ("simulate", "plans/laptop-mixed.json", "-o", "pyproject.toml"),
+        "pyproject.toml: exists already (--force overwrites it)",
+    ),
+    "a file as folder": (
+        ("simulate", "plans/laptop-mixed.json", "-o", "pyproject.toml/report.json"),
+        (
+            f"pyproject.toml/report.json: cannot be written: {ROOT}/pyproject.toml is not a writable folder"
+            " (give another path with -o)"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", USAGE)
+def test_usage(name: str) -> None:
+    arguments, message = USAGE[name]
+    ran = cephalo(*arguments)
+    assert (ran.code, ran.out, ran.err) == (2, "", f"cephalo: error: {message}\n")
+
+
+@pytest.mark.parametrize("name", INPUT)
+def test_input(name: str) -> None:
+    arguments, message = INPUT[name]
+    ran = cephalo(*arguments)
+    assert (ran.code, ran.out, ran.err) == (3, "", f"cephalo: error: {message}\n")
