@@ -39,6 +39,8 @@ class RankReport(Value):
     """Part of ``wait_s`` spent waiting for reduced gradients."""
     exposed_copy_s: Seconds | None = None
     """Part of ``wait_s`` spent waiting for copies to or from host memory."""
+    late_s: Seconds | None = None
+    """Part of the waits for gathers and reductions in which other ranks had not arrived yet (simulated)."""
     gathered_bytes: NumBytes | None = None
     """Bytes it received in gathers in a step."""
     reduced_bytes: NumBytes | None = None
