@@ -47,7 +47,9 @@ def describe_report(report: Report) -> list[Part]:
 def _times(report: Report) -> Sheet:
     sheet = Sheet(
         name="ranks",
-        title="Time of a step",
+        title="Time of a step (late: the network stood still, other ranks had not arrived)"
+        if any(rank.late_s is not None for rank in report.ranks)
+        else "Time of a step",
         columns=(
             Column(key="ranks", title="rank", kind="ranks"),
             Column(key="device", title="device"),
@@ -57,6 +59,7 @@ def _times(report: Report) -> Sheet:
             Column(key="exposed_gather_s", title="for gather", kind="seconds"),
             Column(key="exposed_reduce_s", title="for reduce", kind="seconds"),
             Column(key="exposed_copy_s", title="for copy", kind="seconds"),
+            Column(key="late_s", title="of it late", kind="seconds"),
             Column(key="peak_memory_bytes", title="memory", kind="bytes"),
         ),
         rows=tuple(merged(_rank_row(rank) for rank in report.ranks)),
@@ -74,6 +77,7 @@ def _rank_row(rank: RankReport) -> dict[str, Value]:
         "exposed_gather_s": rank.exposed_gather_s,
         "exposed_reduce_s": rank.exposed_reduce_s,
         "exposed_copy_s": rank.exposed_copy_s or None,
+        "late_s": rank.late_s,
         "peak_memory_bytes": None if rank.memory else rank.peak_memory_bytes,
     }
 

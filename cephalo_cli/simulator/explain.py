@@ -22,11 +22,10 @@ def bottleneck(report: Report) -> str:
     if step_s == 0:
         return "Nothing in the profile takes any time."
     busiest = max(report.ranks, key=lambda rank: rank.compute_s)
-    work = (busiest.forward_s or 0.0) + (busiest.backward_s or 0.0)
+    gather, reduce = busiest.exposed_gather_s or 0.0, busiest.exposed_reduce_s or 0.0
     parts = {
-        "compute": work,
-        "gather": busiest.exposed_gather_s or 0.0,
-        "reduce": busiest.exposed_reduce_s or 0.0,
+        "compute": (busiest.forward_s or 0.0) + (busiest.backward_s or 0.0),
+        "network": gather + reduce - (busiest.late_s or 0.0),
         "copy": busiest.exposed_copy_s or 0.0,
         "optimizer": max(rank.optimizer_s or 0.0 for rank in report.ranks),
     }
@@ -40,8 +39,8 @@ def bottleneck(report: Report) -> str:
     if most == "optimizer":
         slowest = max(report.ranks, key=lambda rank: rank.optimizer_s or 0.0)
         return f"The optimizer: {_who(slowest)} spends {share} of the step in it."
-    what = "parameters to be gathered" if most == "gather" else "gradients to be reduced"
-    return f"The network: even {who}, the busiest, waits {share} of the step for {what}."
+    what = "mostly for parameters" if gather > reduce else "mostly for gradients"
+    return f"The network: even {who}, the busiest, waits for it {share} of the step, {what}."
 
 
 def shortfalls(report: Report) -> tuple[str, ...]:

@@ -12,10 +12,10 @@ Note: moving bytes on the cores that compute
     takes ``moving_s`` longer, as in the closed form; a rank that idles meanwhile loses nothing, because D was measured
     with the moving inside. What is charged and what falls into idle time add up to ``moving_s``.
 
-Note: who is to blame for a wait
-    While a rank waits for parameters or reduced gradients, the time in which a gather runs is exposed gather, the time
-    in which a reduction runs is exposed reduction, and the time in which the network stands still is idle: some other
-    rank has not arrived yet. Waits for the host are exposed copy.
+Note: what a wait is for
+    A rank that stands still waits for a gather, a reduction, a copy, or at the end of the step for the slowest
+    optimizer. That is what a measured run can tell as well. Beyond that, the part of the first two in which the
+    network itself stood still is *late*: some other rank had not arrived.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ MAX_STEPS = 50
 NUM_JITTERED_STEPS = 21
 STEADY = 1e-12
 BOUNDARIES_ON_THEIR_WAY_OUT = 2
-"""The memory model gives offloading two buffers a direction: compute waits for the copy before the last."""
+"""The memory model gives offloading two buffers a direction: a third copy waits until the first has ended."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,12 +40,13 @@ class Wait:
     gather: float = 0.0
     reduce: float = 0.0
     copy: float = 0.0
-    idle: float = 0.0
+    late: float = 0.0
+    """Part of gather and reduce in which no collective ran: another rank was late."""
 
     @property
     def total(self) -> float:
-        """All of it."""
-        return self.gather + self.reduce + self.copy + self.idle
+        """All of it, but for the end of the step."""
+        return self.gather + self.reduce + self.copy
 
 
 @dataclass(kw_only=True)
@@ -190,12 +191,12 @@ class _Player:
             action = self.actions[self.cursor]
             seconds = self.play.seconds[self.cursor]
             self.cursor += 1
-            if isinstance(action, Compute | Issue | Optimize) and action.after >= 0:
-                self._wait(ends[action.after], starts, ends)
+            if not isinstance(action, Copy) and action.after >= 0:
+                self._wait(action.after, starts, ends)
             start = self.now
             if isinstance(action, Compute):
-                if self.on_host or action.fetched:
-                    self._wait_for_copies(action)
+                if action.fetched:
+                    self._wait_for_copies(max(self.on_device[boundary] for boundary in action.fetched))
                     start = self.now
                 self.now = self._finish(start, seconds)
                 self.play.moved_s += self.now - start - seconds if self.slow else 0.0
@@ -212,39 +213,38 @@ class _Player:
                 break
         return self.now
 
-    def _wait(self, until: float, starts: Sequence[float], ends: Sequence[float]) -> None:
-        """Wait for a collective's end and share the time out over what the network did meanwhile."""
+    def _wait(self, collective: int, starts: Sequence[float], ends: Sequence[float]) -> None:
+        """Wait for a collective's end."""
+        until = ends[collective]
         if until <= self.now:
             return
-        left = until - self.now
-        for index in range(len(ends) - 1, -1, -1):
+        wait, waited = self.play.wait, until - self.now
+        if self.setting.collectives[collective].is_gather:
+            wait.gather += waited
+        else:
+            wait.reduce += waited
+        for index in range(collective, -1, -1):
             if ends[index] <= self.now:
                 break
-            running = max(0.0, min(until, ends[index]) - max(self.now, starts[index]))
-            left -= running
-            if self.setting.collectives[index].is_gather:
-                self.play.wait.gather += running
-            else:
-                self.play.wait.reduce += running
-        self.play.wait.idle += max(0.0, left)
+            waited -= max(0.0, min(until, ends[index]) - max(self.now, starts[index]))
+        wait.late += max(0.0, waited)
         self.now = until
 
-    def _wait_for_copies(self, action: Compute) -> None:
-        until = max((self.on_device[boundary] for boundary in action.fetched), default=self.now)
-        if len(self.going_out) >= BOUNDARIES_ON_THEIR_WAY_OUT:
-            until = max(until, self.going_out[-BOUNDARIES_ON_THEIR_WAY_OUT])
+    def _wait_for_copies(self, until: float) -> None:
         if until > self.now:
             self.play.wait.copy += until - self.now
             self.now = until
 
     def _copy(self, action: Copy, seconds: float) -> tuple[float, float]:
-        if action.to_host:
-            start = max(self.now, self.lane_out)
-            end = self.lane_out = self.on_host[action.boundary] = start + seconds
-            self.going_out.append(end)
-        else:
+        if not action.to_host:
             start = max(self.now, self.lane_in, self.on_host.get(action.boundary, 0.0))
             end = self.lane_in = self.on_device[action.boundary] = start + seconds
+            return start, end
+        if len(self.going_out) >= BOUNDARIES_ON_THEIR_WAY_OUT:
+            self._wait_for_copies(self.going_out[-BOUNDARIES_ON_THEIR_WAY_OUT])
+        start = max(self.now, self.lane_out)
+        end = self.lane_out = self.on_host[action.boundary] = start + seconds
+        self.going_out.append(end)
         return start, end
 
     def _finish(self, start: float, seconds: float) -> float:

@@ -70,6 +70,8 @@ class Reshard:
     """Free a unit's whole parameters."""
 
     unit: int
+    after: int = NONE
+    """The gather that brought them: what is not there yet cannot be freed, also on a rank that never reads it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,7 +176,7 @@ class _Folder:
         if record.op in COLLECTIVES:
             return self._issue(record)
         if record.op is Op.RESHARD:
-            return Reshard(unit=_unit(record))
+            return Reshard(unit=_unit(record), after=self.gathered.get(_unit(record), NONE))
         if record.op is Op.OPTIMIZER_STEP:
             return Optimize(after=self.reduced)
         if record.microbatch is None or record.tensor is None:
@@ -190,8 +192,7 @@ class _Folder:
         if collective.is_gather:
             self.gathered[collective.unit] = collective.index
             return Issue(collective=collective.index)
-        after = self.reduced if record.op is Op.REDUCE_GRAD else NONE
-        self.reduced = collective.index
+        after, self.reduced = self.reduced, collective.index
         return Issue(collective=collective.index, after=after)
 
 

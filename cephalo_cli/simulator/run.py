@@ -134,6 +134,7 @@ def _rank_report(ready: Setting, play: StepPlay, part_play: PartPlay, moved: tup
         exposed_gather_s=part_play.wait.gather,
         exposed_reduce_s=part_play.wait.reduce,
         exposed_copy_s=part_play.wait.copy,
+        late_s=part_play.wait.late,
         gathered_bytes=moved[0],
         reduced_bytes=moved[1],
         peak_memory_bytes=memory.total_bytes,

@@ -185,6 +185,17 @@ def test_identical_ranks_are_played_once_and_reported_each() -> None:
     assert {event.rank for event in run.timeline.events} == set(range(8))
 
 
+def test_what_ranks_wait_for_is_told_apart_from_who_is_late() -> None:
+    run = simulate(make_plan(["fast", "slow", "middle"], [[4], [4], []], bandwidth=1e8))
+    fast, slow, empty = run.report.ranks
+    assert (slow.late_s or 0) < 1e-9 < (slow.exposed_gather_s or 0)
+    assert (fast.late_s or 0) > 0.5 * fast.wait_s
+    assert empty.compute_s == pytest.approx(empty.optimizer_s)
+    network = sum(run.setting.collective_s)
+    waits = (empty.exposed_gather_s or 0) + (empty.exposed_reduce_s or 0)
+    assert waits - (empty.late_s or 0) == pytest.approx(network)
+
+
 def test_a_straggler_makes_the_others_wait() -> None:
     plan = make_plan(["fast", "fast"], [[4], [4]])
     even, late = simulate(plan), simulate(plan, stragglers={1: 1.5})
