@@ -50,8 +50,8 @@ TERMS: Mapping[str, str] = MappingProxyType(
     {
         "state": "#0072B2",
         "buffers": "#56B4E9",
-        "working": "#E69F00",
-        "saved": "#009E73",
+        "working": "#D55E00",
+        "saved": "#F0E442",
         "reserve": "#BBBBBB",
     }
 )

@@ -19,6 +19,8 @@ from cephalo_cli.reporting.words import change, memory_sheet, throughput
 
 __all__ = ["describe_report"]
 
+LATE = "late: waits for ranks that had not arrived yet; part of gather and reduce."
+
 
 def describe_report(report: Report) -> list[Part]:
     """Say what a step did, simulated or measured."""
@@ -47,22 +49,21 @@ def describe_report(report: Report) -> list[Part]:
 def _times(report: Report) -> Sheet:
     sheet = Sheet(
         name="ranks",
-        title="Time of a step (late: the network stood still, other ranks had not arrived)"
-        if any(rank.late_s is not None for rank in report.ranks)
-        else "Time of a step",
+        title="Time of a step, and what ranks wait for",
         columns=(
             Column(key="ranks", title="rank", kind="ranks"),
             Column(key="device", title="device"),
             Column(key="num_samples", title="samples", kind="count"),
             Column(key="compute_s", title="compute", kind="seconds"),
             Column(key="wait_s", title="wait", kind="seconds"),
-            Column(key="exposed_gather_s", title="for gather", kind="seconds"),
-            Column(key="exposed_reduce_s", title="for reduce", kind="seconds"),
-            Column(key="exposed_copy_s", title="for copy", kind="seconds"),
-            Column(key="late_s", title="of it late", kind="seconds"),
+            Column(key="exposed_gather_s", title="gather", kind="seconds"),
+            Column(key="exposed_reduce_s", title="reduce", kind="seconds"),
+            Column(key="exposed_copy_s", title="copy", kind="seconds"),
+            Column(key="late_s", title="late", kind="seconds"),
             Column(key="peak_memory_bytes", title="memory", kind="bytes"),
         ),
         rows=tuple(merged(_rank_row(rank) for rank in report.ranks)),
+        notes=(LATE,) if any(rank.late_s for rank in report.ranks) else (),
     )
     return without_empty_columns(sheet)
 

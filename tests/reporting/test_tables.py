@@ -1,0 +1,238 @@
+"""Tables: the same content for eyes and for programs, 80 columns wide, with marks that survive without colour."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from rich.console import Console, RenderableType
+
+from cephalo_cli.artifacts import Envelope, Plan, Profile, Report
+from cephalo_cli.artifacts.plan import Alternative, PlanSettings
+from cephalo_cli.artifacts.profile import Basis
+from cephalo_cli.artifacts.report import StepReport
+from cephalo_cli.errors import UsageError
+from cephalo_cli.reporting import artifact_tables, compare
+from cephalo_cli.reporting.describe import describe
+from cephalo_cli.reporting.sheet import plain, rank_ranges, shown
+from cephalo_cli.reporting.words import microbatches
+from cephalo_cli.simulator import simulate
+from tests.simulator.plans import make_plan
+
+
+def small_plan() -> Plan:
+    plan = make_plan(
+        ["fast", "middle", "slow", "slow"],
+        [[4, 4, 1], [4], [2], [2]],
+        [0.2, 0.4, 0.2, 0.2],
+        recompute=[True, True, False, False],
+    )
+    others = (
+        Alternative(strategy="fsdp", feasible=False, reason="rank 2 needs too much", step_s=0.4, samples_per_s=42.5),
+        Alternative(strategy="compute-balanced", feasible=True, step_s=0.2, samples_per_s=85.0),
+    )
+    return plan.model_copy(update={"alternatives": others})
+
+
+def tight_plan() -> Plan:
+    """Ranks 0 and 1 do not fit."""
+    return make_plan(
+        ["fast", "middle", "slow"],
+        [[4, 4, 1], [4], [2]],
+        [0.2, 0.5, 0.3],
+        settings=PlanSettings(memory_fraction=0.01),
+        memory_bytes=1_100_000_000,
+        host_rate=1e8,
+        offload=True,
+    )
+
+
+def profile_of(plan: Plan) -> Profile:
+    return Profile(**{name: getattr(plan, name) for name in Basis.model_fields if name != "kind"})
+
+
+def measured(report: Report) -> Report:
+    steps = tuple(StepReport(step=number, loss=5.0 / number, tokens=100, step_s=0.1) for number in (1, 2, 3))
+    update = {"source": "measured", "step_s": 1.25 * report.step_s, "steps": steps}
+    ranks = tuple(rank.model_copy(update={"memory": None, "late_s": None}) for rank in report.ranks)
+    return report.model_copy(update=update | {"ranks": ranks})
+
+
+def printed(renderables: Sequence[RenderableType], width: int = 80) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width)
+    for renderable in renderables:
+        console.print(renderable)
+    return out.getvalue()
+
+
+def every_kind() -> list[Envelope]:
+    plan, tight = small_plan(), tight_plan()
+    report = simulate(plan).report
+    return [
+        plan.cluster,
+        plan.model,
+        profile_of(plan),
+        plan,
+        tight,
+        report,
+        simulate(tight).report,
+        measured(report),
+    ]
+
+
+@pytest.mark.parametrize("artifact", every_kind(), ids=lambda each: each.kind)
+def test_every_kind_fits_in_80_columns_and_nothing_is_cut(artifact: Envelope) -> None:
+    text = printed(artifact_tables(artifact))
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+    wide = printed(artifact_tables(artifact), width=200)
+    assert sorted(text.replace("─", "").split()) == sorted(wide.replace("─", "").split())
+
+
+@pytest.mark.parametrize("artifact", every_kind(), ids=lambda each: each.kind)
+def test_rows_are_plain_data(artifact: Envelope) -> None:
+    parts = describe(artifact)
+    again = json.loads(json.dumps(plain(parts), allow_nan=False))
+    assert set(again) == {part.name for part in parts}
+
+
+def test_a_plan_says_who_does_what_and_what_was_chosen() -> None:
+    text = printed(artifact_tables(small_plan()))
+    assert "0     fast    2x4, 1              9  20.0 %  recompute         165 ms" in text
+    assert "2-3   slow    2                   2  20.0 %  -                 117 ms" in text
+    assert "✓  cephalo           yes" in text
+    assert "fsdp              no !  400 ms" in text
+    assert "fsdp: rank 2 needs too much" in text
+
+
+def test_what_does_not_fit_is_red_and_marked() -> None:
+    plain_text = printed(artifact_tables(tight_plan()))
+    assert plain_text.count(" !") == 2
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system="standard", no_color=False)
+    for renderable in artifact_tables(tight_plan()):
+        console.print(renderable)
+    assert "\x1b[1;31m10.8 MiB !\x1b[0m" in out.getvalue()
+
+
+def test_a_report_names_the_bottleneck_the_peak_and_the_loss() -> None:
+    report = simulate(small_plan()).report
+    text = printed(artifact_tables(report))
+    assert "Compute of rank 0 (fast on node-a): 98.7 % of the step" in text
+    assert "Fullest at forward-backward head." in text
+    assert "5.0000 to 1.6667 in 3 steps" in printed(artifact_tables(measured(report)))
+
+
+def test_identical_ranks_share_a_row() -> None:
+    plan = make_plan(["fast"] * 3 + ["slow"] * 61, [[4]] * 3 + [[1]] * 61)
+    for artifact in (plan, simulate(plan).report):
+        lines = printed(artifact_tables(artifact)).splitlines()
+        assert len([line for line in lines if line.startswith(("0-2 ", "3-63 "))]) == 4
+
+
+def test_predicted_against_measured() -> None:
+    plan = small_plan()
+    report = measured(simulate(plan).report)
+    comparison = compare([plan, report], ["plans/laptop.json", "out/measured.json"])
+    text = printed(comparison.tables())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    steps = comparison.rows["steps"]
+    assert isinstance(steps, list)
+    assert [row["what"] for row in steps] == ["planned", "measured", "does not fit", "alternative"]
+    assert steps[1]["step_ratio"] == pytest.approx(1.25)
+    assert steps[2]["step_s"] == 0.4
+    compute = comparison.rows["compute_s"]
+    assert isinstance(compute, list)
+    assert compute[0]["laptop"] == pytest.approx(compute[0]["measured"])
+    assert {"wait_s", "memory_bytes"} < set(comparison.rows)
+    assert "samples" not in comparison.rows
+
+
+def test_plan_against_plan_shows_what_was_decided_differently() -> None:
+    one, other = small_plan(), make_plan(["fast", "middle", "slow", "slow"], [[4], [4], [4], [5]])
+    rows = compare([one, other], ["a.json", "b.json"]).rows
+    samples = rows["samples"]
+    assert isinstance(samples, list)
+    assert [(row["a"], row["b"]) for row in samples] == [(9, 4), (4, 4), (2, 4), (2, 5)]
+    assert samples[2]["change"] == 1.0
+    assert "state_share" in rows
+
+
+def test_many_reports_at_once() -> None:
+    plan = small_plan()
+    report = simulate(plan).report
+    names = ["plan.json", "simulated.json", "measured.json", "fsdp2.json"]
+    sides = [plan, report, measured(report), measured(report).model_copy(update={"engine": "fsdp2"})]
+    text = printed(compare(sides, names).tables())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "measured, fsdp2" in text
+
+
+def test_different_jobs_are_compared_with_a_warning() -> None:
+    one, other = make_plan(["fast"], [[4]]), make_plan(["fast", "fast"], [[4], [4]])
+    comparison = compare([one, other], ["a.json", "b.json"])
+    assert "These are different jobs" in printed(comparison.tables())
+    assert list(comparison.rows) == ["steps"]
+
+
+def test_profile_against_profile() -> None:
+    profile = profile_of(small_plan())
+    rows = compare([profile, profile], ["a.json", "b.json"]).rows
+    forward = rows["forward_s"]
+    assert isinstance(forward, list)
+    assert len(forward) == 9
+    assert {row["change"] for row in forward} == {0.0}
+    assert forward[1] == {"device": "fast", "unit": "block", "microbatch": 8, "a": 8.1e-3, "b": 8.1e-3, "change": 0.0}
+    bandwidth = rows["network_bandwidth"]
+    assert isinstance(bandwidth, list)
+    assert bandwidth[0]["a"] == 1e9
+
+
+def test_kinds_that_cannot_be_compared_are_refused() -> None:
+    plan = small_plan()
+    with pytest.raises(UsageError) as refusal:
+        compare([plan, plan.cluster], ["plan.json", "cluster.json"])
+    assert str(refusal.value) == (
+        "there is nothing to compare between these kinds: cluster, plan "
+        "(compare plans and reports with each other, or profiles with profiles)"
+    )
+
+
+def test_files_of_the_same_name_keep_their_folders() -> None:
+    plan = small_plan()
+    comparison = compare([plan, plan], ["a/plan.json", "b/plan.json"])
+    steps = comparison.rows["steps"]
+    assert isinstance(steps, list)
+    assert [row["file"] for row in steps[:2]] == ["a/plan.json", "b/plan.json"]
+
+
+@pytest.mark.parametrize(("ranks", "words"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([5, 0, 1, 3, 4], "0-1, 3-5")])
+def test_rank_ranges(ranks: list[int], words: str) -> None:
+    assert rank_ranges(ranks) == words
+
+
+@pytest.mark.parametrize(("sizes", "words"), [([], "none"), ([4], "4"), ([3, 3, 1], "2x3, 1"), ([2, 2, 2], "3x2")])
+def test_microbatches(sizes: list[int], words: str) -> None:
+    assert microbatches(sizes) == words
+
+
+def test_numbers_are_written_with_their_units() -> None:
+    assert shown(1.5e9, "link") == "1.50 GB/s"
+    assert shown(312e12, "flops") == "312 TFLOP/s"
+    assert shown(-0.031, "change") == "-3.1 %"
+    assert shown(0.031, "change") == "+3.1 %"
+    assert shown(None, "bytes") == "-"
+    assert shown(True, "text") == "yes"
+    assert shown([0, 1, 4], "ranks") == "0-1, 4"
+
+
+def test_importing_tables_loads_nothing_that_draws() -> None:
+    heavy = "{'matplotlib', 'pandas', 'rich', 'torch', 'scipy', 'numpy'}"
+    code = f"import sys, cephalo_cli.reporting, cephalo_cli.simulator; print(sorted({heavy} & set(sys.modules)))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert found.stdout.strip() == "[]"
