@@ -25,10 +25,10 @@ __all__ = ["ProcessContext", "process_group_backend", "rank_process"]
 class ProcessContext:
     """What the code of a rank is given."""
 
+    cluster: Cluster
+    """The cluster."""
     place: RankPlace
     """Its number and where it sits in the cluster."""
-    device_type: DeviceType
-    """Its device type."""
     device: torch.device
     """Its device."""
     world_size: int
@@ -48,6 +48,11 @@ class ProcessContext:
     def rank(self) -> int:
         """The rank's number."""
         return self.place.rank
+
+    @property
+    def device_type(self) -> DeviceType:
+        """The rank's device type."""
+        return self.cluster.device_types[self.place.device]
 
     def compute(self) -> AbstractContextManager[None]:
         """Wrap every piece of compute in this, so that a cooperatively emulated device is as slow as it should be."""
@@ -101,8 +106,8 @@ def rank_process(
             cgroup.limit_cpu(speed)
         cooperative = speed is not None and cgroup is None
         yield ProcessContext(
+            cluster=cluster,
             place=place,
-            device_type=device_type,
             device=device,
             world_size=len(cluster.ranks),
             process_group=dist.group.WORLD,

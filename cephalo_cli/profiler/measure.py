@@ -1,0 +1,234 @@
+"""Measures a cluster with one model: every rank its own device, all ranks together the network.
+
+All ranks measure at the same time. On emulated devices, which share a host, that is deliberate: they will also train
+at the same time and get in each other's way in the same manner; a rank that is done goes on computing until all are.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cephalo_cli import __version__
+from cephalo_cli.artifacts import Cluster, Model, Profile
+from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.profile import DeviceProfile, NetworkProfile, UnitKind
+from cephalo_cli.errors import UsageError
+from cephalo_cli.profiler.measure_network import Measured, measure_network
+from cephalo_cli.profiler.measure_timing import compute_clock, microbatch_sizes
+from cephalo_cli.profiler.measure_units import (
+    Curves,
+    UnitRunner,
+    host_copy,
+    measure_units,
+    optimizer_s_per_parameter,
+    reserve_bytes,
+)
+from cephalo_cli.profiler.memory import Attention, UnitMemory, memory_curve
+from cephalo_cli.runtime.device import device_identity
+from cephalo_cli.runtime.launch import RankEnvironment, run_ranks
+from cephalo_cli.runtime.process import ProcessContext
+from cephalo_cli.units import num_parameters
+
+__all__ = ["measure_rank", "profile_cluster"]
+
+KINDS: tuple[UnitKind, ...] = ("embedding", "block", "head")
+UNITS_PART = 0.65
+"""Part of the time limit for forward and backward."""
+NETWORK_PART = 0.25
+"""Part of the time limit for collectives; the rest is for the optimizer and for starting."""
+SMALL_PART = 8
+"""Optimizer and collectives are measured on buffers that take one part in this of a device's free memory."""
+
+
+def profile_cluster(
+    cluster: Cluster,
+    model: Model,
+    *,
+    seq_len: int,
+    dtype: DType,
+    max_microbatch: int = 16,
+    max_seconds: float = 60.0,
+    progress: Callable[[float, str], None] | None = None,
+    external: RankEnvironment | None = None,
+    use_cgroups: bool = True,
+) -> Profile | None:
+    """Measure every device type of a cluster, and its network.
+
+    Args:
+        cluster: The cluster, catalog facts filled in. Its ranks are started here, unless an outer launcher did.
+        model: The model.
+        seq_len: Tokens of one sample.
+        dtype: Compute dtype.
+        max_microbatch: Largest microbatch size to measure; memory or time may end a series before.
+        max_seconds: Time limit for measuring; all device types are measured at once.
+        progress: Told the fraction done, and what is being done.
+        external: The outer launcher, if any; then this process measures its own rank.
+        use_cgroups: As in `run_ranks`.
+
+    Returns:
+        The profile; None in the other ranks of an outer launcher.
+
+    Raises:
+        UsageError: The model cannot be run, or the cluster cannot be started here.
+        TrainingError: A rank was lost.
+    """
+    if max_microbatch < 1:
+        raise UsageError(f"--max-microbatch is at least 1, found {max_microbatch}")
+    curves = _curves(model, seq_len, dtype, microbatch_sizes(max_microbatch), "fused")
+    arguments = {
+        "curves": {kind: {size: asdict(memory) for size, memory in curve.items()} for kind, curve in curves.items()},
+        "model": model.model_dump_json(exclude_none=True),
+        "seq_len": seq_len,
+        "dtype": dtype,
+        "max_seconds": max_seconds,
+    }
+    fractions = [0.0] * len(cluster.ranks)
+
+    def on_event(rank: int, event: Any) -> None:
+        fractions[rank] = event["fraction"]
+        if progress is not None:
+            progress(min(fractions) if external is None else fractions[rank], event["text"])
+
+    result = run_ranks(
+        f"{__name__}:measure_rank",
+        arguments,
+        cluster,
+        external=external,
+        on_event=on_event,
+        use_cgroups=use_cgroups,
+    )
+    if result is None:
+        return None
+    return Profile(
+        created_by=f"cephalo {__version__}",
+        cluster=cluster,
+        model=model,
+        seq_len=model.tokens_per_sample(seq_len),
+        dtype=dtype,
+        num_parameters=num_parameters(model),
+        devices={name: DeviceProfile.model_validate_json(text) for name, text in result["devices"].items()},
+        network="ideal" if result["network"] is None else NetworkProfile.model_validate_json(result["network"]),
+    )
+
+
+def measure_rank(context: ProcessContext, arguments: Any) -> Any:
+    """Measure this rank's device and take part in the collectives; rank 0 returns everyone's numbers as JSON texts."""
+    reserve = reserve_bytes(context.device)
+    model = Model.model_validate_json(arguments["model"])
+    dtype: DType = arguments["dtype"]
+    seq_len, max_seconds = arguments["seq_len"], arguments["max_seconds"]
+    capacity = context.device_type.memory_bytes
+    small = None if capacity is None else max(1, (capacity - reserve) // SMALL_PART)
+    clock = compute_clock(context)
+    curves = _sent_curves(arguments["curves"])
+    if _attention(context.device, model, dtype) == "plain":
+        curves = _curves(model, seq_len, dtype, list(curves["block"]), "plain")
+
+    def told(text: str, begin: float, part: float) -> Callable[[float], None]:
+        return lambda done: context.emit({"fraction": begin + part * done, "text": text})
+
+    told("forward and backward", 0.0, 0.0)(0.0)
+    units = measure_units(
+        model,
+        seq_len=seq_len,
+        dtype=dtype,
+        device=context.device,
+        capacity_bytes=capacity,
+        curves=curves,
+        clock=clock,
+        compute=context.compute,
+        max_seconds=UNITS_PART * max_seconds,
+        on_pass=told("forward and backward", 0.0, UNITS_PART),
+    )
+    told("optimizer", UNITS_PART, 0.0)(1.0)
+    optimizer = optimizer_s_per_parameter(
+        model,
+        dtype=dtype,
+        device=context.device,
+        num_ranks=context.world_size,
+        most_bytes=small,
+        clock=clock,
+        compute=context.compute,
+    )
+    _compute_until_all_are_done(context, model, seq_len, dtype)
+    told("collectives", 1 - NETWORK_PART, 0.0)(1.0)
+    network = None
+    if context.world_size > 1:
+        network = measure_network(context, model, dtype, small, NETWORK_PART * max_seconds)
+    speed = context.device_type.emulated_speed or torch.get_num_threads()
+    device = DeviceProfile(
+        method="measured",
+        units=units,
+        optimizer_s_per_parameter=optimizer,
+        collective_compute_s_per_byte=0.0 if network is None else network.cpu_s_per_byte / speed,
+        host_copy=host_copy(context.device),
+        reserve_bytes=reserve,
+        emulation=context.emulation,
+        identity=device_identity(context.device, context.device_type),
+    )
+    told("done", 1.0, 0.0)(1.0)
+    return _collected(context, device, network)
+
+
+def _curves(model: Model, seq_len: int, dtype: DType, sizes: Sequence[int], attention: Attention) -> Curves:
+    """Every unit's memory at every size."""
+    return {
+        kind: dict(
+            zip(
+                sizes,
+                memory_curve(model, seq_len=seq_len, dtype=dtype, kind=kind, microbatches=sizes, attention=attention),
+                strict=True,
+            )
+        )
+        for kind in KINDS
+    }
+
+
+def _sent_curves(content: Any) -> Curves:
+    """Curves that came as JSON, where keys are texts."""
+    return {
+        kind: {int(size): UnitMemory(**memory) for size, memory in curve.items()} for kind, curve in content.items()
+    }
+
+
+def _attention(device: torch.device, model: Model, dtype: DType) -> Attention:
+    """Whether torch has a fused attention kernel here; on CUDA flash wants 16 bits and an Ampere or later device.
+
+    The memory-efficient kernel takes the rest, except grouped queries.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "fused"
+    grouped = model.kv_heads != model.num_heads
+    flash = torch.cuda.get_device_capability(device) >= (8, 0) and dtype in ("float16", "bfloat16")
+    return "plain" if dtype == "float64" or (grouped and not flash) else "fused"
+
+
+def _compute_until_all_are_done(context: ProcessContext, model: Model, seq_len: int, dtype: DType) -> None:
+    """Wait for the other ranks; an emulated device keeps computing meanwhile, as it will while others train."""
+    everyone_is_here = dist.barrier(context.process_group, async_op=True)
+    if everyone_is_here is None:
+        raise AssertionError("an asynchronous barrier can be waited for")
+    if context.emulation is not None:
+        runner = UnitRunner(model, "block", getattr(torch, dtype), context.device)
+        arguments, gradient = runner.inputs(1, seq_len)
+        while not everyone_is_here.is_completed():
+            with context.compute():
+                torch.autograd.backward((runner.module(*arguments),), (gradient,))
+    everyone_is_here.wait()
+
+
+def _collected(context: ProcessContext, device: DeviceProfile, network: Measured | None) -> Any:
+    """On rank 0: the profile of each device type's first rank, and the network, as JSON texts."""
+    mine = device.model_dump_json(exclude_none=True)
+    everyones: list[Any] = [None] * context.world_size
+    dist.all_gather_object(everyones, mine, context.process_group)
+    devices: dict[str, str] = {}
+    for place, text in zip(context.cluster.ranks, everyones, strict=True):
+        devices.setdefault(place.device, text)
+    return {
+        "devices": devices,
+        "network": None if network is None else network.network().model_dump_json(exclude_none=True),
+    }

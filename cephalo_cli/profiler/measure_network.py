@@ -1,0 +1,234 @@
+"""Measures collectives over unequal shards on the real process group, with the code that training uses.
+
+Note: how a collective is timed
+    All ranks meet in a barrier and then run the same collective several times, each waiting for its result before the
+    next. The time is that of the slowest rank, divided by the count: no clocks of different hosts are compared, and
+    what the barrier adds is spread thin. Repeats come in passes over all sizes, as in `measure_timing`.
+
+Note: what moving bytes costs a CPU
+    On CPU devices the cores that compute also copy. The cost of a byte sent or received is the process's CPU time, all
+    threads, while it runs gathers and reductions as training does, buffers allocated anew each time; two gathers
+    for one reduction, as in a step.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from scipy.optimize import nnls
+
+from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.cluster import Cluster
+from cephalo_cli.artifacts.model import Model
+from cephalo_cli.artifacts.profile import CollectiveFit, CollectivePoint, NetworkProfile
+from cephalo_cli.costmodel.network import busiest_fraction, handled_fraction
+from cephalo_cli.layout import shard_ranges
+from cephalo_cli.runtime.collectives import BufferLayout, ShardedCollectives
+from cephalo_cli.runtime.device import DeviceClock
+from cephalo_cli.runtime.process import ProcessContext
+from cephalo_cli.units import model_units
+
+__all__ = ["Measured", "fit_collective", "measure_network", "share_patterns"]
+
+ALGORITHM: Literal["direct"] = "direct"
+SIZE_FRACTIONS = (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1)
+"""Sizes measured, as fractions of the largest unit."""
+MOST_ELEMENTS = 2**26
+"""No buffer is larger than this; beyond it time is a straight line."""
+LONGEST_WINDOW_S = 0.1
+"""Collectives are repeated until they last about this long, or as long as the time limit allows."""
+MOST_REPEATS = 100
+FEWEST_PASSES = 2
+MOST_PASSES = 9
+NUM_COSTS = 7
+"""Repeats of what a byte costs."""
+FASTEST_BYTES_PER_S = 1e15
+"""Bandwidth of a fit in which size made no difference."""
+
+
+@dataclass
+class Measured:
+    """Points of both collectives, and what a byte costs this rank's CPU."""
+
+    gathers: list[CollectivePoint] = field(default_factory=list)
+    reductions: list[CollectivePoint] = field(default_factory=list)
+    cpu_s_per_byte: float = 0.0
+
+    def network(self) -> NetworkProfile:
+        """Fit both collectives."""
+        return NetworkProfile(
+            method="measured",
+            algorithm=ALGORITHM,
+            all_gather=fit_collective(self.gathers),
+            reduce_scatter=fit_collective(self.reductions),
+        )
+
+
+def share_patterns(cluster: Cluster) -> list[tuple[float, ...]]:
+    """State shares to measure with: equal ones, and unequal ones as plans have them.
+
+    The unequal ones follow the devices' memory, or are 1, 2, ... parts where memories are equal.
+    """
+    memories = [float(cluster.device_types[place.device].memory_bytes or 1) for place in cluster.ranks]
+    if len(set(memories)) == 1:
+        memories = [float(rank + 1) for rank in range(len(memories))]
+    equal = [1.0] * len(memories)
+    return [tuple(weight / sum(weights) for weight in weights) for weights in (equal, memories)]
+
+
+def measure_network(
+    context: ProcessContext, model: Model, dtype: DType, most_bytes: int | None, max_seconds: float
+) -> Measured:
+    """Measure gathers and reductions; a collective over all ranks.
+
+    Args:
+        context: This rank.
+        model: The model, for the sizes of its units.
+        dtype: Compute dtype; gradients are reduced in at least float32.
+        most_bytes: What the buffers of a measurement may take; None for no limit. The smallest of all ranks counts.
+        max_seconds: Time limit for all but the fewest repeats.
+    """
+    compute_dtype: torch.dtype = getattr(torch, dtype)
+    state_dtype = torch.promote_types(compute_dtype, torch.float32)
+    largest = min(max(unit.num_parameters for unit in model_units(model)), MOST_ELEMENTS)
+    if most_bytes is not None:
+        largest = min(largest, max(1, most_bytes // (compute_dtype.itemsize + 2 * state_dtype.itemsize)))
+    largest = int(-_largest_of_ranks(context, -float(largest)))
+    layouts = {}
+    for shares in share_patterns(context.cluster):
+        for fraction in SIZE_FRACTIONS:
+            ranges = shard_ranges(max(1, int(largest * fraction)), shares)
+            name = f"{ranges[-1].stop} elements, shares {shares}"
+            layouts[name] = (BufferLayout(ranges=ranges, gather_dtype=compute_dtype, reduce_dtype=state_dtype), shares)
+    moves = ShardedCollectives(
+        context.process_group, context.device, {name: layout for name, (layout, _) in layouts.items()}
+    )
+    tasks: list[_Task] = []
+    costs: list[float] = []
+    for name, (layout, shares) in layouts.items():
+        buffers = _Buffers(moves, name, layout, context)
+        tasks.append(_Task("gathers", buffers.gather_bytes, shares, buffers.gather))
+        tasks.append(_Task("reductions", buffers.reduce_bytes, shares, buffers.reduce))
+        if context.device.type == "cpu" and layout.num_elements == largest:
+            costs.append(_cpu_s_per_byte(context, buffers, shares[context.rank]))
+    _time(context, tasks, max_seconds)
+    moves.close()
+    measured = Measured(cpu_s_per_byte=median(costs) if costs else 0.0)
+    for task in tasks:
+        points = measured.gathers if task.series == "gathers" else measured.reductions
+        points.append(CollectivePoint(unit_bytes=task.unit_bytes, shares=task.shares, seconds=median(task.seconds)))
+    return measured
+
+
+def fit_collective(points: Sequence[CollectivePoint]) -> CollectiveFit:
+    """Fit ``seconds = latency + busiest bytes / bandwidth`` with the least sum of squared relative errors.
+
+    Neither latency nor the time of a byte is negative. See `cephalo_cli.costmodel.network` for the busiest bytes.
+    """
+    moved = np.array([point.unit_bytes * busiest_fraction(ALGORITHM, point.shares) for point in points])
+    seconds = np.array([max(point.seconds, 1e-9) for point in points])
+    solution, _ = nnls(np.stack([1 / seconds, moved / seconds], axis=1), np.ones(len(points)))
+    latency_s, s_per_byte = map(float, solution)
+    fitted = latency_s + moved * s_per_byte
+    return CollectiveFit(
+        latency_s=latency_s,
+        bandwidth_bytes_per_s=min(1 / s_per_byte, FASTEST_BYTES_PER_S) if s_per_byte > 0 else FASTEST_BYTES_PER_S,
+        residual=float(np.median(np.abs(fitted - seconds) / seconds)),
+        points=tuple(points),
+    )
+
+
+class _Buffers:
+    """The tensors of one layout, and the collectives over them."""
+
+    def __init__(self, moves: ShardedCollectives, name: str, layout: BufferLayout, context: ProcessContext) -> None:
+        if layout.reduce_dtype is None:
+            raise AssertionError("a measured buffer is reduced")
+        self._moves, self._name = moves, name
+        self._full = torch.zeros(layout.num_elements, dtype=layout.gather_dtype, device=context.device)
+        self._grad = torch.zeros(layout.num_elements, dtype=layout.reduce_dtype, device=context.device)
+        self._shard = torch.zeros(len(layout.ranges[context.rank]), dtype=layout.reduce_dtype, device=context.device)
+        self.gather_bytes, self.reduce_bytes = self._full.nbytes, self._grad.nbytes
+
+    def gather(self) -> None:
+        self._moves.all_gather(self._name, self._full).wait()
+
+    def reduce(self) -> None:
+        self._moves.reduce_scatter(self._name, self._grad, self._shard).wait()
+
+    def gather_anew(self) -> None:
+        """Gather into memory that was free, as unsharding does."""
+        self._full.untyped_storage().resize_(0)
+        self._full.untyped_storage().resize_(self.gather_bytes)
+        self.gather()
+
+    def reduce_anew(self) -> None:
+        """Reduce a gradient that was made for it."""
+        self._grad = torch.zeros_like(self._grad)
+        self.reduce()
+
+
+@dataclass
+class _Task:
+    """One collective to measure."""
+
+    series: Literal["gathers", "reductions"]
+    unit_bytes: int
+    shares: tuple[float, ...]
+    run: Callable[[], None]
+    seconds: list[float] = field(default_factory=list)
+    """A value a pass."""
+
+
+def _time(context: ProcessContext, tasks: Sequence[_Task], max_seconds: float) -> None:
+    """Measure all collectives in passes, as long as there is time; all ranks decide alike."""
+    clock = DeviceClock(context.device)
+
+    def window(task: _Task, count: int) -> float:
+        dist.barrier(context.process_group)
+        start = clock()
+        for _ in range(count):
+            task.run()
+        return _largest_of_ranks(context, clock() - start) / count
+
+    begin = time.perf_counter()
+    window_s = min(LONGEST_WINDOW_S, max_seconds / (2 * (FEWEST_PASSES + 1) * len(tasks)))
+    counts = []
+    for task in tasks:
+        window(task, 1)
+        counts.append(max(1, min(MOST_REPEATS, int(window_s / max(window(task, 2), 1e-6)))))
+    for number in range(1, MOST_PASSES + 1):
+        start = time.perf_counter()
+        for task, count in zip(tasks, counts, strict=True):
+            task.seconds.append(window(task, count))
+        now = time.perf_counter()
+        expected = _largest_of_ranks(context, now - begin + (now - start))
+        if number >= FEWEST_PASSES and expected > max_seconds:
+            break
+
+
+def _cpu_s_per_byte(context: ProcessContext, buffers: _Buffers, share: float) -> float:
+    """CPU seconds of this process for a byte it sends or receives."""
+    handled = handled_fraction(ALGORITHM, context.world_size, share)
+    moved = handled * (2 * buffers.gather_bytes + buffers.reduce_bytes)
+    seconds = []
+    for _ in range(NUM_COSTS):
+        dist.barrier(context.process_group)
+        start = time.process_time()
+        buffers.gather_anew()
+        buffers.gather_anew()
+        buffers.reduce_anew()
+        seconds.append(time.process_time() - start)
+    return median(seconds) / moved
+
+
+def _largest_of_ranks(context: ProcessContext, value: float) -> float:
+    """The largest of all ranks' values, the same on every rank."""
+    shared = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(shared, dist.ReduceOp.MAX, context.process_group)
+    return float(shared.item())

@@ -1,0 +1,221 @@
+"""From clock readings to numbers that can be trusted: repeats, medians, spreads, and a word about what looked odd.
+
+Note: how a series is measured
+    Every point (one unit at one microbatch size) is measured once in each of several passes over all points, so that
+    a disturbance of some seconds spoils one repeat of many points instead of all repeats of one. The first pass warms
+    up and is not counted. In a pass, short work is run several times and the readings are added up. The clock waits
+    for the device at every reading, so a forward's time ends when its result is there.
+
+Note: the clock of an emulated device
+    A device emulated by a quota of less than one CPU computes for some milliseconds and then sleeps. Its wall clock
+    is a staircase, but over many periods it advances by ``cpu seconds / speed`` (see `cephalo_cli.runtime.cgroup`), so
+    CPU time divided by the speed is the device's clock without the stairs. The sweep compares it with the wall clock as
+    a whole and says so if they differ.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal, Protocol
+
+from cephalo_cli.artifacts.profile import UnitKind
+from cephalo_cli.runtime.device import DeviceClock
+from cephalo_cli.runtime.process import ProcessContext
+
+__all__ = ["Clock", "Point", "Samples", "Sweep", "Workload", "compute_clock", "microbatch_sizes", "oddities", "spread"]
+
+Clock = Callable[[], float]
+"""Seconds; a reading waits until the device has finished."""
+
+SHORTEST_S = 0.05
+"""Work is repeated within one measurement until it lasts this long."""
+MOST_REPEATS = 50
+"""Within one measurement."""
+MOST_PASSES = 15
+FEWEST_PASSES = 3
+"""Passes that count; the warm-up comes before."""
+NOISY_SPREAD = 0.1
+"""A spread above this is reported."""
+DECREASE = 0.05
+"""A larger microbatch that is faster by more than this is reported."""
+
+
+class Workload(Protocol):
+    """One unit at one microbatch size, ready to run."""
+
+    def forward(self) -> None:
+        """Run the forward pass, keeping what backward needs."""
+
+    def backward(self) -> None:
+        """Run the backward pass of the last forward, and let go of what it kept."""
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """What is measured: one unit kind at one microbatch size."""
+
+    microbatch: int
+    kind: UnitKind
+
+
+@dataclass
+class Samples:
+    """Seconds of one point, a value a pass."""
+
+    forward_s: list[float] = field(default_factory=list)
+    backward_s: list[float] = field(default_factory=list)
+
+
+def compute_clock(context: ProcessContext) -> Clock:
+    """Give the clock of a rank's device, see the note."""
+    speed = context.device_type.emulated_speed
+    if speed is not None and speed <= 1:
+        return lambda: time.process_time() / speed
+    return DeviceClock(context.device)
+
+
+def microbatch_sizes(largest: int) -> list[int]:
+    """Sizes to measure: 1, 2, 3, 4, 6, 8, 12, 16, 24, ... and the largest; between them curves are nearly straight."""
+    sizes, size = {1, largest}, 2
+    while size <= largest:
+        sizes |= {size, size + size // 2} if size + size // 2 <= largest else {size}
+        size *= 2
+    return sorted(sizes)
+
+
+class Sweep:
+    """Measures points in passes within a time limit.
+
+    Args:
+        make: Gives a point's work; may raise what `is_out_of_memory` recognises, as may the work.
+        clock: The device's clock.
+        is_out_of_memory: Whether an error means that the device has no memory left.
+        wall_clock: What the time limit is measured with.
+        on_pass: Told the fraction done.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Point], Workload],
+        clock: Clock,
+        *,
+        is_out_of_memory: Callable[[Exception], bool],
+        wall_clock: Clock = time.perf_counter,
+        on_pass: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.flags: dict[UnitKind, list[str]] = {"embedding": [], "block": [], "head": []}
+        self._make = make
+        self._clock = clock
+        self._is_out_of_memory = is_out_of_memory
+        self._wall_clock = wall_clock
+        self._on_pass = on_pass
+        self._counts: dict[Point, int] = {}
+        self._costs_s: dict[Point, float] = {}
+
+    def run(self, points: Sequence[Point], max_seconds: float) -> dict[Point, Samples]:
+        """Measure as many points as memory and time allow, the smallest sizes at least.
+
+        Returns:
+            `FEWEST_PASSES` to `MOST_PASSES` repeats of every point that was measured.
+        """
+        end = self._wall_clock() + max_seconds
+        left = self._warm_up(sorted(points), max_seconds / (1 + FEWEST_PASSES))
+        left = self._affordable(left, end - self._wall_clock())
+        samples = {point: Samples() for point in left}
+        for number in range(MOST_PASSES):
+            start = self._wall_clock()
+            for point in left:
+                forward_s, backward_s = self._time(point, self._counts[point])
+                samples[point].forward_s.append(forward_s)
+                samples[point].backward_s.append(backward_s)
+            now = self._wall_clock()
+            self._on_pass(min(1.0, 1 - max(0.0, end - now) / max_seconds))
+            if number + 1 >= FEWEST_PASSES and now + (now - start) > end:
+                break
+        return samples
+
+    def _warm_up(self, points: Sequence[Point], max_seconds: float) -> list[Point]:
+        """Run every point once, smallest first; leave out what does not fit in memory or would take too long."""
+        begin = self._wall_clock()
+        done: list[Point] = []
+        ended: set[UnitKind] = set()
+        for point in points:
+            if point.kind in ended:
+                continue
+            if point.microbatch > 1 and self._wall_clock() - begin > max_seconds:
+                ended.add(point.kind)
+                self._say_ended(point, "the time limit came first")
+                continue
+            try:
+                if point.microbatch == 1:
+                    # The very first call may load libraries or compile kernels: it says nothing about the next.
+                    self._time(point, count=1)
+                start = self._wall_clock()
+                seconds = sum(self._time(point, count=1))
+            except Exception as error:
+                if not self._is_out_of_memory(error):
+                    raise
+                ended.add(point.kind)
+                self._say_ended(point, "out of memory")
+                continue
+            self._counts[point] = min(MOST_REPEATS, math.ceil(SHORTEST_S / max(seconds, 1e-9)))
+            self._costs_s[point] = (self._wall_clock() - start) * self._counts[point]
+            done.append(point)
+        return done
+
+    def _affordable(self, points: list[Point], seconds: float) -> list[Point]:
+        """Leave out the largest sizes until the fewest passes fit in the time."""
+        left = list(points)
+        while FEWEST_PASSES * sum(self._costs_s[point] for point in left) > seconds:
+            largest = left[-1]
+            if largest.microbatch == 1:
+                break
+            left.pop()
+            self.flags[largest.kind] = [flag for flag in self.flags[largest.kind] if "time limit" not in flag]
+            self._say_ended(largest, "the time limit came first")
+        return left
+
+    def _time(self, point: Point, count: int) -> tuple[float, float]:
+        """Mean seconds of forward and of backward over ``count`` runs."""
+        work = self._make(point)
+        forward_s, backward_s = 0.0, 0.0
+        for _ in range(count):
+            start = self._clock()
+            work.forward()
+            middle = self._clock()
+            work.backward()
+            forward_s += middle - start
+            backward_s += self._clock() - middle
+        return forward_s / count, backward_s / count
+
+    def _say_ended(self, point: Point, why: str) -> None:
+        self.flags[point.kind].append(f"ended before microbatch {point.microbatch}: {why}")
+
+
+def spread(values: Sequence[float]) -> float:
+    """Interquartile range divided by the median; 0 for a single value or a median of 0."""
+    middle = statistics.median(values)
+    if len(values) < 2 or middle == 0:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle
+
+
+def oddities(
+    sizes: Sequence[int], series: Mapping[Literal["forward", "backward"], Sequence[Sequence[float]]]
+) -> list[str]:
+    """Say which of a unit's series are noisy, and where a larger microbatch takes less time."""
+    found = []
+    for name, repeats in series.items():
+        spreads = [spread(values) for values in repeats]
+        worst = max(range(len(sizes)), key=lambda index: spreads[index])
+        if spreads[worst] > NOISY_SPREAD:
+            found.append(f"noisy: {name} spread {spreads[worst]:.0%} at microbatch {sizes[worst]}")
+        medians = [statistics.median(values) for values in repeats]
+        for (smaller, before), (larger, after) in pairwise(zip(sizes, medians, strict=True)):
+            if after < before * (1 - DECREASE):
+                found.append(f"decreasing: {name} takes less time at microbatch {larger} than at {smaller}")
+    return found

@@ -1,0 +1,131 @@
+import contextlib
+import json
+import time
+
+import pytest
+import torch
+
+from cephalo_cli.artifacts import Cluster, Model, Profile
+from cephalo_cli.errors import UsageError
+from cephalo_cli.profiler.measure import profile_cluster
+from cephalo_cli.profiler.measure_units import UnitRunner, UnitWorkload, measure_units
+from cephalo_cli.profiler.memory import UnitMemory
+from cephalo_cli.runtime.cgroup import find_home
+
+CPU = torch.device("cpu")
+MODEL = Model(
+    name="tiny",
+    family="gpt",
+    num_layers=2,
+    hidden_size=32,
+    num_heads=2,
+    ffn_size=64,
+    vocab_size=64,
+    max_seq_len=16,
+    tie_embeddings=True,
+    dropout=0.1,
+)
+
+
+def cluster_of(*speeds: float | None) -> Cluster:
+    types = {
+        f"d{rank}": {"backend": "cpu", "memory_bytes": 2**30} | ({"emulated_speed": speed} if speed else {})
+        for rank, speed in enumerate(speeds)
+    }
+    link = {"bandwidth_bytes_per_s": 1e9, "latency_s": 1e-4}
+    content = {
+        "kind": "cluster",
+        "name": "c",
+        "device_types": types,
+        "nodes": [{"name": "n", "devices": list(types), "link": link}],
+        "network": link,
+    }
+    return Cluster.model_validate_json(json.dumps(content))
+
+
+def test_two_emulated_devices_are_measured_with_their_network() -> None:
+    told: list[tuple[float, str]] = []
+    profile = profile_cluster(
+        cluster_of(0.5, 0.4),
+        MODEL,
+        seq_len=16,
+        dtype="float32",
+        max_microbatch=3,
+        max_seconds=2,
+        progress=lambda fraction, text: told.append((fraction, text)),
+    )
+    assert profile is not None
+    assert Profile.model_validate_json(profile.model_dump_json(exclude_none=True)) == profile
+    assert set(profile.devices) == {"d0", "d1"}
+    for device in profile.devices.values():
+        assert device.method == "measured"
+        assert device.emulation == ("cgroup" if find_home() else "cooperative")
+        assert device.optimizer_s_per_parameter > 0
+        assert device.collective_compute_s_per_byte > 0
+        assert device.reserve_bytes > 2**26
+        assert device.host_copy is None
+        assert device.identity is not None
+        assert device.identity.num_threads == 1
+        for unit in device.units.values():
+            assert unit.microbatch == (1, 2, 3)[: len(unit.microbatch)]
+            assert min(unit.forward_s) > 0
+            assert min(unit.working_bytes) > 0
+            assert unit.forward_spread is not None
+            assert len(unit.forward_spread) == len(unit.microbatch)
+    assert profile.network != "ideal"
+    for fit in (profile.network.all_gather, profile.network.reduce_scatter):
+        assert {point.shares for point in fit.points} == {(0.5, 0.5), (1 / 3, 2 / 3)}
+        assert len({point.unit_bytes for point in fit.points}) == 5
+        assert fit.residual is not None
+    fractions = [fraction for fraction, _ in told]
+    assert fractions == sorted(fractions)
+    assert told[-1] == (1.0, "done")
+
+
+def test_one_plain_cpu_is_a_cluster_too() -> None:
+    profile = profile_cluster(cluster_of(None), MODEL, seq_len=16, dtype="bfloat16", max_microbatch=1, max_seconds=1)
+    assert profile is not None
+    assert profile.network == "ideal"
+    assert profile.devices["d0"].emulation is None
+    assert profile.devices["d0"].collective_compute_s_per_byte == 0
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(UsageError, match="--max-microbatch is at least 1, found 0"):
+        profile_cluster(cluster_of(None), MODEL, seq_len=16, dtype="float32", max_microbatch=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["embedding", "block", "head"])
+def test_gradients_accumulate_in_float32_whatever_computes(kind: str, dtype: torch.dtype) -> None:
+    runner = UnitRunner(MODEL, kind, dtype, CPU)  # type: ignore[arg-type]  # pytest gives a str
+    arguments, gradient = runner.inputs(2, 16)
+    work = UnitWorkload(runner, arguments, gradient, contextlib.nullcontext)
+    grads = runner.gradients()
+    work.forward()
+    work.backward()
+    once = [grad.clone() for grad in grads]
+    work.forward()
+    work.backward()
+    assert {grad.dtype for grad in grads} == {torch.float32}
+    assert any(grad.abs().sum() > 0 for grad in grads)
+    for grad, first in zip(grads, once, strict=True):
+        torch.testing.assert_close(grad, 2 * first)
+
+
+def test_sizes_that_would_fill_the_memory_are_not_tried() -> None:
+    curve = {size: UnitMemory(working_bytes=size * 2**40, saved_bytes=0) for size in (1, 2, 4)}
+    units = measure_units(
+        MODEL,
+        seq_len=16,
+        dtype="float32",
+        device=CPU,
+        capacity_bytes=3 * 2**40,
+        curves={"block": curve},
+        clock=time.perf_counter,
+        compute=contextlib.nullcontext,
+        max_seconds=60,
+        on_pass=lambda _: None,
+    )
+    assert units["block"].microbatch == (1, 2)
+    assert units["block"].flags[0] == "ended before microbatch 4: it would fill the memory"
