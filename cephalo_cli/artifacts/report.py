@@ -4,7 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cephalo_cli.artifacts.base import DType, Envelope, NonNegativeInt, NumBytes, PositiveInt, Seconds, Series, Value
+from cephalo_cli.artifacts.base import (
+    DType,
+    Envelope,
+    NonNegativeInt,
+    NumBytes,
+    PositiveInt,
+    Seconds,
+    Series,
+    Share,
+    Value,
+)
 from cephalo_cli.artifacts.plan import Memory, ScheduleName, Strategy
 
 __all__ = ["RankReport", "Report", "StepReport"]
@@ -21,7 +31,7 @@ class RankReport(Value):
     """Its device type."""
     num_samples: NonNegativeInt
     """Samples it computed in a step."""
-    state_share: Annotated[float, Field(ge=0.0, le=1.0)]
+    state_share: Share
     """Fraction of the state it stored."""
     compute_s: Seconds
     """Seconds of compute in a step (forward, backward, optimizer)."""
@@ -97,6 +107,10 @@ class Report(Envelope):
     """Throughput in samples."""
     tokens_per_s: Annotated[float, Field(ge=0.0)]
     """Throughput in tokens."""
+    model_flops_utilization: Share | None = None
+    """Operations that forward and backward need, divided by what all ranks could do at their peaks in a step."""
+    hardware_flops_utilization: Share | None = None
+    """The same with recomputed forwards counted."""
     predicted_step_s: Seconds | None = None
     """What the plan expected (its closed form)."""
     bottleneck: str | None = None
