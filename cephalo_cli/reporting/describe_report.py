@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from cephalo_cli.artifacts import Report
 from cephalo_cli.artifacts.report import RankReport
+from cephalo_cli.quantities import format_percent
 from cephalo_cli.reporting.sheet import (
     Column,
     Fact,
@@ -36,6 +37,10 @@ def describe_report(report: Report) -> list[Part]:
         Fact(key="step_s", label="step", value=report.step_s, kind="seconds", more=off),
         Fact(key="samples_per_s", label="throughput", value=throughput(report.samples_per_s, report.tokens_per_s)),
     ]
+    if report.model_flops_utilization is not None and report.hardware_flops_utilization is not None:
+        hardware = f"of the peaks (with recomputed forwards {format_percent(report.hardware_flops_utilization)})"
+        used = report.model_flops_utilization
+        facts.append(Fact(key="model_flops_utilization", label="FLOPs used", value=used, kind="percent", more=hardware))
     told = (("bottleneck", "bottleneck", report.bottleneck), ("difference", "difference", report.difference))
     facts += [Fact(key=key, label=label, value=words) for key, label, words in told if words]
     if report.steps:

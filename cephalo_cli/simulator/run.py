@@ -13,9 +13,13 @@ from cephalo_cli.simulator import explain, lanes
 from cephalo_cli.simulator.memory import peak
 from cephalo_cli.simulator.parts import Disturbance, Setting, setting
 from cephalo_cli.simulator.play import PartPlay, StepPlay, steady_step
+from cephalo_cli.simulator.utilisation import check_speeds, flops_utilization
 from cephalo_cli.timeline import Timeline
 
 __all__ = ["SimulatedRun", "simulate"]
+
+SLOWEST = 1e6
+"""The largest factor by which a rank may be slower."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +64,16 @@ def simulate(
         inputs: Files the plan came from, for the report.
 
     Raises:
+        ArtifactError: A unit's curve is faster than its device's peak.
         UsageError: A straggler is not a rank of the plan, or a factor or the jitter is out of range.
     """
+    check_speeds(plan, where=inputs[0].path if inputs else "plan")
     slow = dict(stragglers or {})
     for rank, factor in slow.items():
         if not 0 <= rank < len(plan.ranks):
             raise UsageError(f"there is no rank {rank}", hint=f"the plan has ranks 0 to {len(plan.ranks) - 1}")
-        if not 0 < factor < float("inf"):
-            raise UsageError(f"factor {factor:g} of rank {rank} must be above 0", hint="write it like 3:1.3")
+        if not 1 <= factor <= SLOWEST:
+            raise UsageError(f"factor {factor:g} of rank {rank} must be between 1 and {SLOWEST:g}", hint="such as 1.3")
     if not 0 <= jitter_sigma <= 2:
         raise UsageError(f"jitter {jitter_sigma:g} must be between 0 and 2", hint="0.05 is a noisy machine")
     ready = setting(plan, Disturbance(jitter_sigma=jitter_sigma, seed=seed, stragglers=slow))
@@ -93,6 +99,7 @@ def _report(ready: Setting, play: StepPlay, inputs: Sequence[InputFile]) -> Repo
             )
     per_s = 1.0 / play.step_s if play.step_s else 0.0
     samples_per_s = plan.global_batch_size * per_s
+    used = flops_utilization(plan, play.step_s)
     report = Report(
         source="simulated",
         inputs=tuple(inputs),
@@ -106,6 +113,8 @@ def _report(ready: Setting, play: StepPlay, inputs: Sequence[InputFile]) -> Repo
         step_s=play.step_s,
         samples_per_s=samples_per_s,
         tokens_per_s=samples_per_s * plan.model.tokens_per_sample(plan.seq_len),
+        model_flops_utilization=None if used is None else used[0],
+        hardware_flops_utilization=None if used is None else used[1],
         predicted_step_s=plan.expected.step_s,
         numerics={},
         ranks=tuple(ranks[rank] for rank in range(len(plan.ranks))),

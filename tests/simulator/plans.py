@@ -68,6 +68,7 @@ def make_basis(
     host_rate: float | None = None,
     dtype: DType = "float32",
     memory_bytes: int = 2**30,
+    peak_flops: float | None = None,
 ) -> Basis:
     model = small_model(num_layers, tied=tied)
     link = Link(bandwidth_bytes_per_s=bandwidth, latency_s=1e-5)
@@ -81,7 +82,14 @@ def make_basis(
         kind="profile",
         cluster=Cluster(
             name="by-hand",
-            device_types={name: DeviceType(backend="cpu", memory_bytes=memory_bytes) for name in sorted(set(devices))},
+            device_types={
+                name: DeviceType(
+                    backend="cpu",
+                    memory_bytes=memory_bytes,
+                    peak_flops=None if peak_flops is None else {dtype: peak_flops / SPEEDS[name]},
+                )
+                for name in sorted(set(devices))
+            },
             nodes=tuple(nodes),
             network=link,
         ),
