@@ -46,10 +46,10 @@ SMALL_PART = 8
 def profile_cluster(
     cluster: Cluster,
     model: Model,
-    *,
     seq_len: int,
     dtype: DType,
-    max_microbatch: int = 16,
+    *,
+    max_microbatch: int = 8,
     max_seconds: float = 60.0,
     progress: Callable[[float, str], None] | None = None,
     external: RankEnvironment | None = None,

@@ -7,7 +7,7 @@ import torch
 
 from cephalo_cli.artifacts import Cluster, Model, Profile
 from cephalo_cli.errors import UsageError
-from cephalo_cli.profiler.measure import profile_cluster
+from cephalo_cli.profiler import profile_cluster
 from cephalo_cli.profiler.measure_units import UnitRunner, UnitWorkload, measure_units
 from cephalo_cli.profiler.memory import UnitMemory
 from cephalo_cli.runtime.cgroup import find_home
@@ -48,8 +48,8 @@ def test_two_emulated_devices_are_measured_with_their_network() -> None:
     profile = profile_cluster(
         cluster_of(0.5, 0.4),
         MODEL,
-        seq_len=16,
-        dtype="float32",
+        16,
+        "float32",
         max_microbatch=3,
         max_seconds=2,
         progress=lambda fraction, text: told.append((fraction, text)),
@@ -83,7 +83,7 @@ def test_two_emulated_devices_are_measured_with_their_network() -> None:
 
 
 def test_one_plain_cpu_is_a_cluster_too() -> None:
-    profile = profile_cluster(cluster_of(None), MODEL, seq_len=16, dtype="bfloat16", max_microbatch=1, max_seconds=1)
+    profile = profile_cluster(cluster_of(None), MODEL, 16, "bfloat16", max_microbatch=1, max_seconds=1)
     assert profile is not None
     assert profile.network == "ideal"
     assert profile.devices["d0"].emulation is None
@@ -92,7 +92,7 @@ def test_one_plain_cpu_is_a_cluster_too() -> None:
 
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(UsageError, match="--max-microbatch is at least 1, found 0"):
-        profile_cluster(cluster_of(None), MODEL, seq_len=16, dtype="float32", max_microbatch=0)
+        profile_cluster(cluster_of(None), MODEL, 16, "float32", max_microbatch=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
