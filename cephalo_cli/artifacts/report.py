@@ -85,6 +85,8 @@ class Report(Envelope):
     """Always ``report``."""
     source: Literal["simulated", "measured"]
     """Where the numbers come from."""
+    changes: Series[str] = ()
+    """What was made different from the plan: changed values, slow ranks, jitter (simulated)."""
     engine: Literal["cephalo", "fsdp2", "ddp"] = "cephalo"
     """What ran the step."""
     strategy: Strategy
