@@ -37,6 +37,8 @@ def describe_report(report: Report) -> list[Part]:
         Fact(key="step_s", label="step", value=report.step_s, kind="seconds", more=off),
         Fact(key="samples_per_s", label="throughput", value=throughput(report.samples_per_s, report.tokens_per_s)),
     ]
+    if report.changes:
+        facts.insert(0, Fact(key="changes", label="changed", value=list(report.changes)))
     if report.model_flops_utilization is not None and report.hardware_flops_utilization is not None:
         hardware = f"of the peaks (with recomputed forwards {format_percent(report.hardware_flops_utilization)})"
         used = report.model_flops_utilization

@@ -14,9 +14,10 @@ from cephalo_cli.simulator.memory import peak
 from cephalo_cli.simulator.parts import Disturbance, Setting, setting
 from cephalo_cli.simulator.play import PartPlay, StepPlay, steady_step
 from cephalo_cli.simulator.utilisation import check_speeds, flops_utilization
+from cephalo_cli.simulator.whatif import parse_sweep, with_changes
 from cephalo_cli.timeline import Timeline
 
-__all__ = ["SimulatedRun", "simulate"]
+__all__ = ["SimulatedRun", "simulate", "sweep"]
 
 SLOWEST = 1e6
 """The largest factor by which a rank may be slower."""
@@ -49,6 +50,7 @@ class SimulatedRun:
 def simulate(
     plan: Plan,
     *,
+    changes: Sequence[str] = (),
     jitter_sigma: float = 0.0,
     seed: int = 0,
     stragglers: Mapping[int, float] | None = None,
@@ -58,16 +60,20 @@ def simulate(
 
     Args:
         plan: The plan, which carries cluster, model and profile.
+        changes: What to make different first, such as ``network.bandwidth_bytes_per_s=2x``; see `whatif`.
         jitter_sigma: Standard deviation of the logarithm of a random factor on every compute action (its mean is 1).
         seed: Seed of the jitter; the same seed gives the same report.
         stragglers: Factors by which ranks compute more slowly.
         inputs: Files the plan came from, for the report.
 
     Raises:
-        ArtifactError: A unit's curve is faster than its device's peak.
-        UsageError: A straggler is not a rank of the plan, or a factor or the jitter is out of range.
+        ArtifactError: A unit's curve is faster than its device's peak, or a changed value is out of its range.
+        UsageError: A change cannot be made, a straggler is not a rank of the plan, or a factor or the jitter is out of
+            range.
     """
-    check_speeds(plan, where=inputs[0].path if inputs else "plan")
+    where = inputs[0].path if inputs else "plan"
+    changed = with_changes(plan, changes)
+    check_speeds(changed, where=where)
     slow = dict(stragglers or {})
     for rank, factor in slow.items():
         if not 0 <= rank < len(plan.ranks):
@@ -76,10 +82,25 @@ def simulate(
             raise UsageError(f"factor {factor:g} of rank {rank} must be between 1 and {SLOWEST:g}", hint="such as 1.3")
     if not 0 <= jitter_sigma <= 2:
         raise UsageError(f"jitter {jitter_sigma:g} must be between 0 and 2", hint="0.05 is a noisy machine")
-    ready = setting(plan, Disturbance(jitter_sigma=jitter_sigma, seed=seed, stragglers=slow))
+    ready = setting(changed, Disturbance(jitter_sigma=jitter_sigma, seed=seed, stragglers=slow))
     play, all_step_s = steady_step(ready)
-    report = _report(ready, play, inputs)
+    told = [*changes, *(f"straggler {rank}:{factor:g}" for rank, factor in sorted(slow.items()))]
+    if jitter_sigma:
+        told.append(f"jitter {jitter_sigma:g}, seed {seed}")
+    report = _report(ready, play, inputs).model_copy(update={"changes": tuple(told)})
     return SimulatedRun(report=report, setting=ready, play=play, all_step_s=tuple(all_step_s))
+
+
+def sweep(
+    plan: Plan, values: str, *, changes: Sequence[str] = (), inputs: Sequence[InputFile] = ()
+) -> list[tuple[str, SimulatedRun]]:
+    """Simulate a plan once for each value of ``PATH=a,b,c``; return each change with its run.
+
+    Raises:
+        UsageError: ``values`` cannot be read, or as `simulate`.
+        ArtifactError: As `simulate`.
+    """
+    return [(change, simulate(plan, changes=[*changes, change], inputs=inputs)) for change in parse_sweep(values)]
 
 
 def _report(ready: Setting, play: StepPlay, inputs: Sequence[InputFile]) -> Report:
