@@ -8,12 +8,13 @@ from cephalo_cli.reporting.describe import describe
 from cephalo_cli.reporting.gantt import plot_step
 from cephalo_cli.reporting.plots import plot_artifact
 from cephalo_cli.reporting.sheet import rendered
+from cephalo_cli.reporting.sweep import Sweep
 from cephalo_cli.reporting.trace import write_trace
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Comparison", "artifact_tables", "compare", "plot_artifact", "plot_step", "write_trace"]
+__all__ = ["Comparison", "Sweep", "artifact_tables", "compare", "plot_artifact", "plot_step", "write_trace"]
 
 
 def artifact_tables(artifact: Envelope) -> list["RenderableType"]:

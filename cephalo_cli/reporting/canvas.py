@@ -87,8 +87,7 @@ def tidy(axes: "Axes", *, title: str = "") -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#999999")
-    axes.tick_params(axis="x", colors=INK, labelsize=8, length=3)
-    axes.tick_params(axis="y", colors=INK)
+    axes.tick_params(colors=INK, labelsize=8, length=3)
     axes.xaxis.label.set(color=INK, fontsize=9)
     axes.yaxis.label.set(color=INK, fontsize=9)
     if title:
@@ -96,7 +95,7 @@ def tidy(axes: "Axes", *, title: str = "") -> None:
 
 
 def rank_axis(axes: "Axes", labels: Sequence[str]) -> None:
-    """Label one row a rank (or group of ranks), the first on top."""
+    """Label one row a rank (or group of ranks), the first on top; comes after `tidy`."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_ylabel("rank · device")

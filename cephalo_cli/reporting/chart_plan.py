@@ -30,7 +30,6 @@ def draw_plan(plan: Plan) -> "Figure":
     labels = [f"{rank_ranges([rank.rank for rank in ranks])} · {ranks[0].device}" for ranks in groups.values()]
     drawn = figure(WIDTH, 1.3 + row_height(len(rows)) * len(rows))
     left, middle, right = drawn.subplots(1, 3, sharey=True, width_ratios=[1, 0.7, 2])
-    rank_axis(left, labels)
     gap = "\n" if len(rows) <= MANY_ROWS else "  "
     _bars(
         left,
@@ -40,9 +39,11 @@ def draw_plan(plan: Plan) -> "Figure":
     )
     left.set_xlabel("samples a step")
     tidy(left, title="Work")
+    rank_axis(left, labels)
     _bars(middle, [100 * row.state_share for row in rows], [f"{100 * row.state_share:.1f}" for row in rows], "#009E73")
     middle.set_xlabel("share of the state (%)")
     tidy(middle, title="State")
+    middle.tick_params(axis="y", length=0)
     _memory(right, rows)
     drawn.legend(loc="outside lower right", ncols=6, frameon=False, fontsize=8, handlelength=1.2, columnspacing=1.0)
     return drawn
@@ -104,3 +105,4 @@ def _memory(axes: "Axes", rows: Sequence[RankPlan]) -> None:
     axes.set_xlim(0, 1.12 * max(*start, *(row.memory.limit_bytes / scale for row in rows)))
     axes.set_xlabel(f"memory ({unit})")
     tidy(axes, title="Memory")
+    axes.tick_params(axis="y", length=0)

@@ -23,9 +23,11 @@ PARTS = (
     ("forward", "forward", COLOURS["forward"]),
     ("backward", "backward", COLOURS["backward"]),
     ("optimizer", "optimizer", COLOURS["optimizer"]),
+    ("network", "wait for the network", COLOURS["gather"]),
     ("gather", "wait for gather", COLOURS["gather"]),
     ("reduce", "wait for reduce", COLOURS["reduce"]),
     ("copy", "wait for copies", COLOURS["copy in"]),
+    ("late", "wait for late ranks", "#CCCCCC"),
     ("idle", "other wait", COLOURS["idle"]),
     ("wait", "wait", OTHER),
 )
@@ -48,7 +50,6 @@ def draw_report(report: Report) -> "Figure":
     else:
         drawn = figure(WIDTH, bars_height)
         upper = drawn.subplots()
-    rank_axis(upper, labels)
     scale, unit = time_unit(report.step_s)
     start = [0.0] * len(rows)
     parts = [dict(_parts(row)) for row in rows]
@@ -72,6 +73,7 @@ def draw_report(report: Report) -> "Figure":
         loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize=8, handlelength=1.2, columnspacing=1.0
     )
     tidy(upper)
+    rank_axis(upper, labels)
     return drawn
 
 
@@ -89,7 +91,6 @@ def draw_sides(sides: Sequence[Side]) -> "Figure":
     left, right = drawn.subplots(1, 2) if same else (drawn.subplots(), None)
     _steps(left, bars)
     if right is not None:
-        rank_axis(right, ranks)
         scale, unit = time_unit(max(rank.compute_s for each in sides for rank in each.ranks))
         for number, each in enumerate(sides):
             right.plot(
@@ -108,6 +109,7 @@ def draw_sides(sides: Sequence[Side]) -> "Figure":
         right.grid(axis="y", color="#EEEEEE")
         right.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8)
         tidy(right)
+        rank_axis(right, ranks)
     return drawn
 
 
@@ -120,7 +122,11 @@ def _parts(rank: RankReport) -> tuple[tuple[str, float], ...]:
     if rank.exposed_gather_s is None or rank.exposed_reduce_s is None:
         return tuple({**compute, "wait": rank.wait_s}.items())
     waits = {"gather": rank.exposed_gather_s, "reduce": rank.exposed_reduce_s, "copy": rank.exposed_copy_s or 0.0}
-    return tuple({**compute, **waits, "idle": max(0.0, rank.wait_s - sum(waits.values()))}.items())
+    idle = max(0.0, rank.wait_s - sum(waits.values()))
+    if rank.late_s is not None:
+        network = waits.pop("gather") + waits.pop("reduce") - rank.late_s
+        waits |= {"network": max(0.0, network), "late": rank.late_s}
+    return tuple({**compute, **waits, "idle": idle}.items())
 
 
 def _title(each: Side) -> str:
@@ -131,8 +137,6 @@ def _title(each: Side) -> str:
 
 def _steps(axes: "Axes", bars: Sequence[tuple[str, float, str, bool]]) -> None:
     scale, unit = time_unit(max(seconds for _, seconds, _, _ in bars))
-    rank_axis(axes, [label for label, _, _, _ in bars])
-    axes.set_ylabel("")
     for number, (_, seconds, colour, fits) in enumerate(bars):
         axes.barh(
             number,
@@ -156,6 +160,8 @@ def _steps(axes: "Axes", bars: Sequence[tuple[str, float, str, bool]]) -> None:
     axes.set_xlim(0, 1.4 * max(seconds for _, seconds, _, _ in bars) / scale)
     axes.set_xlabel(f"one step ({unit})")
     tidy(axes)
+    rank_axis(axes, [label for label, _, _, _ in bars])
+    axes.set_ylabel("")
 
 
 def _loss(axes: "Axes", steps: Sequence[StepReport]) -> None:
