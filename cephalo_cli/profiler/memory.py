@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 from weakref import finalize
 
 import torch
@@ -40,11 +40,10 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import UnitKind
 from cephalo_cli.models import DropoutKey, build_unit
+from cephalo_cli.profiler.attention import Attention
 from cephalo_cli.units import DTYPE_BYTES
 
 __all__ = ["Attention", "UnitMemory", "memory_curve", "unit_memory"]
-
-Attention = Literal["fused", "plain"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,176 @@
+"""Profiles of devices that are not here: times from datasheets and fitted coefficients, memory from fake tensors.
+
+Note: stated constants
+    Nothing measures these without the device; each errs on the careful side.
+
+    * Reserve: 1 GiB on an accelerator for the runtime's context, product workspaces, communicator buffers and
+      fragmentation, which together take 0.5 to 1 GiB of a process that has run a step; 256 MiB on a CPU, an
+      interpreter with torch loaded.
+    * Host copies reach 0.8 of the link's rate from pinned memory, which large copies do.
+    * AdamW reads and writes 30 bytes a parameter (master weight, two moments, gradient, weight in the compute dtype),
+      at 0.75 of the peak bandwidth, as fused optimizers do.
+    * On a CPU the cores copy what collectives move: one read and one write for each byte.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from cephalo_cli import catalog
+from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.cluster import Cluster, DeviceType
+from cephalo_cli.artifacts.model import Model
+from cephalo_cli.artifacts.profile import DeviceProfile, HostCopy, Profile, UnitKind, UnitProfile
+from cephalo_cli.catalog.coefficients import coefficients
+from cephalo_cli.costmodel.network import network_from_links
+from cephalo_cli.errors import ArtifactError, UsageError
+from cephalo_cli.profiler.attention import Attention, attention_of
+from cephalo_cli.profiler.lengths import tokens_of_sample
+from cephalo_cli.profiler.memory import UnitMemory, memory_curve
+from cephalo_cli.profiler.roofline import unit_seconds, unit_work
+from cephalo_cli.units import num_parameters
+
+__all__ = ["estimate_profile"]
+
+RESERVE_BYTES = 2**30
+CPU_RESERVE_BYTES = 256 * 2**20
+HOST_COPY_EFFICIENCY = 0.8
+OPTIMIZER_BYTES = 30
+OPTIMIZER_EFFICIENCY = 0.75
+CPU_COPY_PASSES = 2
+
+_Memory = dict[tuple[UnitKind, Attention], list[UnitMemory]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rates:
+    """What an estimate needs to know of a device type."""
+
+    peak_flops: float
+    bandwidth_bytes_per_s: float
+
+
+def estimate_profile(
+    cluster: Cluster,
+    model: Model,
+    *,
+    seq_len: int | None,
+    dtype: DType,
+    max_microbatch: int = 32,
+    attention: Attention | None = None,
+) -> Profile:
+    """Estimate a profile from what the catalog and the cluster file say, without running anything on the devices.
+
+    Args:
+        cluster: The cluster; catalog facts are filled in.
+        model: The model.
+        seq_len: Tokens of one sample; None for vit.
+        dtype: Compute dtype.
+        max_microbatch: Curves are given for microbatches of 1 to this many samples.
+        attention: How all devices compute attention; None: as `attention_of` says.
+
+    Raises:
+        UsageError: A device cannot run the dtype, or the length does not fit the model.
+        ArtifactError: A custom device type lacks a fact that the estimate needs.
+    """
+    cluster = catalog.resolve_cluster(cluster)
+    tokens = tokens_of_sample(model, seq_len)
+    used = dict.fromkeys(place.device for place in cluster.ranks)
+    types = {name: cluster.device_types[name] for name in used}
+    _expect_dtype(types, dtype)
+    sizes = range(1, max_microbatch + 1)
+    ways = {name: attention or attention_of(model, device) for name, device in types.items()}
+    memory: _Memory = {
+        (kind, way): memory_curve(model, seq_len=tokens, dtype=dtype, kind=kind, microbatches=sizes, attention=way)
+        for kind in get_args(UnitKind)
+        for way in set(ways.values())
+    }
+    return Profile(
+        cluster=cluster,
+        model=model,
+        seq_len=tokens,
+        dtype=dtype,
+        num_parameters=num_parameters(model),
+        devices={
+            name: _device(name, device, (model, tokens, dtype), ways[name], memory) for name, device in types.items()
+        },
+        network=network_from_links(cluster),
+    )
+
+
+def _device(
+    name: str, device: DeviceType, case: tuple[Model, int, DType], attention: Attention, memory: _Memory
+) -> DeviceProfile:
+    rates = _rates(name, device, case[2])
+    is_cpu = device.backend == "cpu"
+    host_copy = None
+    if device.host_link is not None and not is_cpu:
+        rate = device.host_link.bandwidth_bytes_per_s * HOST_COPY_EFFICIENCY
+        host_copy = HostCopy(to_device_bytes_per_s=rate, to_host_bytes_per_s=rate, latency_s=device.host_link.latency_s)
+    kinds: Sequence[UnitKind] = get_args(UnitKind)
+    return DeviceProfile(
+        method="estimated",
+        units={kind: _unit(device, rates, case, kind, (attention, memory[kind, attention])) for kind in kinds},
+        optimizer_s_per_parameter=OPTIMIZER_BYTES / (OPTIMIZER_EFFICIENCY * rates.bandwidth_bytes_per_s),
+        collective_compute_s_per_byte=CPU_COPY_PASSES / rates.bandwidth_bytes_per_s if is_cpu else 0.0,
+        host_copy=host_copy,
+        reserve_bytes=CPU_RESERVE_BYTES if is_cpu else RESERVE_BYTES,
+        expected_error=coefficients(device, case[2]).expected_error,
+    )
+
+
+def _unit(
+    device: DeviceType,
+    rates: _Rates,
+    case: tuple[Model, int, DType],
+    kind: UnitKind,
+    curve: tuple[Attention, list[UnitMemory]],
+) -> UnitProfile:
+    model, tokens, dtype = case
+    attention, memory = curve
+    sizes = range(1, len(memory) + 1)
+    seconds = [
+        unit_seconds(
+            unit_work(model, kind=kind, tokens=tokens, dtype=dtype, microbatch=size, attention=attention),
+            rates.peak_flops,
+            rates.bandwidth_bytes_per_s,
+            coefficients(device, dtype),
+        )
+        for size in sizes
+    ]
+    return UnitProfile(
+        microbatch=tuple(sizes),
+        forward_s=tuple(forward for forward, _ in seconds),
+        backward_s=tuple(backward for _, backward in seconds),
+        working_bytes=tuple(unit.working_bytes for unit in memory),
+        saved_bytes=tuple(unit.saved_bytes for unit in memory),
+        flags=(f"{attention} attention",) if kind == "block" else (),
+    )
+
+
+def _rates(name: str, device: DeviceType, dtype: DType) -> _Rates:
+    """Read rates; an emulated CPU has its share of the cores, and of the memory's rate up to one core's."""
+    if device.peak_flops is None or device.memory_bandwidth_bytes_per_s is None:
+        lacks = "peak_flops" if device.peak_flops is None else "memory_bandwidth_bytes_per_s"
+        raise ArtifactError(
+            "is missing, and an estimate needs it",
+            where=f"device_types.{name}.{lacks}",
+            hint='give it, or name a catalog device with "catalog"',
+        )
+    speed = device.emulated_speed or 1.0
+    return _Rates(
+        peak_flops=device.peak_flops[dtype] * speed,
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * speed,
+    )
+
+
+def _expect_dtype(types: dict[str, DeviceType], dtype: DType) -> None:
+    """Refuse a dtype that a device cannot run, and name those that all can."""
+    known = {name: device.peak_flops for name, device in types.items() if device.peak_flops is not None}
+    for name, peaks in known.items():
+        if dtype not in peaks:
+            common = [other for other in get_args(DType) if all(other in each for each in known.values())]
+            hint = f"all devices of the cluster run {' and '.join(common)}" if common else None
+            raise UsageError(
+                f"{name!r} cannot run {dtype}; it runs {', '.join(sorted(peaks))}", where="--dtype", hint=hint
+            )

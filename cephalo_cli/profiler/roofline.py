@@ -1,0 +1,167 @@
+"""Time of a unit from first principles: what it must compute and move, over what the device can.
+
+Symbols, for one unit and one microbatch of M tokens:
+
+    G    operations of the matrix products forward, 2 M k n each; backward takes twice as many
+    A    bytes that products and elementwise operations read and write forward; backward twice as many
+    S    bytes of the attention scores, where they are materialised; Q operations of attention forward
+    W    bytes of the unit's gradients in float32
+    R    peak rate, V peak memory bandwidth of the device; a..h its coefficients (`catalog.coefficients`)
+
+    forward  = a G/R + c A/V + e S/V + (a plain | f fused) Q/R + g
+    backward = 2 b G/R + 2 c A/V + d W/V + 2 e S/V + (2 b plain | 2.5 f fused) Q/R + 2 g
+    both     times (1 + (forward + backward) / 0.3 s) ** h
+
+The last line is the loss of clock rate under sustained load: how long one call takes stands for how long the card has
+been busy. Fused attention computes the scores a second time in its backward, hence 2.5 (Dao, FlashAttention-2, arXiv
+2307.08691, section 4.1).
+"""
+
+from dataclasses import dataclass
+
+from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.model import Model
+from cephalo_cli.artifacts.profile import UnitKind
+from cephalo_cli.catalog.coefficients import Coefficients
+from cephalo_cli.profiler.attention import Attention
+from cephalo_cli.units import DTYPE_BYTES, model_units
+
+__all__ = ["Work", "unit_seconds", "unit_work"]
+
+SUSTAINED_REFERENCE_S = 0.3
+GRADIENT_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What one unit computes and moves in the forward pass of one microbatch."""
+
+    products_flops: float
+    """G."""
+    moved_bytes: float
+    """A."""
+    scores_bytes: float
+    """S; 0 where attention is fused."""
+    plain_flops: float
+    """Q where attention is plain."""
+    fused_flops: float
+    """Q where attention is fused."""
+    gradients_bytes: float
+    """W."""
+
+
+def unit_work(
+    model: Model, *, kind: UnitKind, tokens: int, dtype: DType, microbatch: int, attention: Attention
+) -> Work:
+    """Count what a unit computes and moves.
+
+    Args:
+        model: The model.
+        kind: Which unit.
+        tokens: Tokens of one sample.
+        dtype: Compute dtype.
+        microbatch: Samples.
+        attention: How attention is computed.
+    """
+    if kind == "block":
+        return _block(model, (microbatch, tokens), DTYPE_BYTES[dtype], attention)
+    count = _embedding if kind == "embedding" else _head
+    return count(model, tokens * microbatch, DTYPE_BYTES[dtype])
+
+
+def unit_seconds(work: Work, peak_flops: float, bandwidth: float, fit: Coefficients) -> tuple[float, float]:
+    """Seconds of a unit's forward and backward.
+
+    Args:
+        work: What it computes and moves.
+        peak_flops: R, operations a second.
+        bandwidth: V, bytes a second.
+        fit: The device type's coefficients.
+    """
+    products_s = work.products_flops / peak_flops
+    attention_s = work.fused_flops * fit.fused_attention / peak_flops
+    plain_s = work.plain_flops / peak_flops
+    moved_s = fit.passes * work.moved_bytes / bandwidth + fit.scores * work.scores_bytes / bandwidth
+    forward_s = fit.forward_products * (products_s + plain_s) + moved_s + attention_s + fit.launch_s
+    backward_s = (
+        2 * fit.backward_products * (products_s + plain_s)
+        + 2 * moved_s
+        + fit.gradients * work.gradients_bytes / bandwidth
+        + 2.5 * attention_s
+        + 2 * fit.launch_s
+    )
+    slower = (1 + (forward_s + backward_s) / SUSTAINED_REFERENCE_S) ** fit.sustained
+    return forward_s * slower, backward_s * slower
+
+
+def _block(model: Model, shape: tuple[int, int], size: int, attention: Attention) -> Work:
+    """Count a block as published implementations run it, one operator after another.
+
+    Passes over activations, each reading and writing: llama's norm converts to float32, squares, averages, scales and
+    converts back (14 elements moved a value, two norms), turns queries and keys (10 each), adds two branches (3 each)
+    and gates the wide part (5); the others' norms are one operator (2 and a bias, twice), with additions and dropout;
+    gpt's tanh-gelu is a chain of elementwise operators (10 on the wide part), gelu is one (2).
+    """
+    microbatch, tokens = shape
+    hidden, ffn, heads = model.hidden_size, model.ffn_size, model.num_heads * model.width_of_head
+    kept = model.kv_heads * model.width_of_head
+    if model.family == "llama":
+        products = [(hidden, heads), (hidden, kept), (hidden, kept), (heads, hidden), (hidden, ffn), (hidden, ffn)]
+        elements = (2 * 14 + 2 * 10 + 2 * 3) * hidden + 5 * ffn
+    else:
+        products = [(hidden, heads + 2 * kept), (heads, hidden), (hidden, ffn)]
+        elements = (2 * 3 + 2 * 3 + 2 * 2) * hidden + (10 if model.family == "gpt" else 2) * ffn
+    products.append((ffn, hidden))
+    rows = microbatch * tokens
+    core_flops = 4.0 * microbatch * tokens**2 * heads
+    is_plain = attention == "plain"
+    return Work(
+        products_flops=_flops(rows, products),
+        moved_bytes=float(size * (rows * elements + _moved(rows, products))),
+        scores_bytes=float(size * microbatch * model.num_heads * tokens**2) if is_plain else 0.0,
+        plain_flops=core_flops if is_plain else 0.0,
+        fused_flops=0.0 if is_plain else core_flops,
+        gradients_bytes=float(GRADIENT_BYTES * model_units(model)[1].num_parameters),
+    )
+
+
+def _embedding(model: Model, rows: int, size: int) -> Work:
+    """Look rows up and add positions (image patches: one product); the gradient is written whole."""
+    products: list[tuple[int, int]] = []
+    if model.family == "vit" and model.patch_size is not None:
+        products.append((model.num_channels_or_default * model.patch_size**2, model.hidden_size))
+    return _dense(rows, size, model_units(model)[0].num_parameters, products, 5 * model.hidden_size)
+
+
+def _head(model: Model, rows: int, size: int) -> Work:
+    """Norm, logits, and the loss in float32: logits are converted, and their logarithmic softmax read and written.
+
+    A tied head adds its gradient to the embedding's. A ViT's head sees one token in each image.
+    """
+    width = model.vocab_size or model.num_classes or 0
+    if model.family == "vit":
+        rows //= model.tokens_per_sample(0)
+    products = [(model.hidden_size, width)]
+    if model.family == "bert":
+        products.append((model.hidden_size, model.hidden_size))
+    parameters = model_units(model)[-1].num_parameters + (model.hidden_size * width if model.tie_embeddings else 0)
+    return _dense(rows, size, parameters, products, 6 * model.hidden_size + 6 * width * 4 // size)
+
+
+def _dense(rows: int, size: int, parameters: int, products: list[tuple[int, int]], elements: int) -> Work:
+    return Work(
+        products_flops=_flops(rows, products),
+        moved_bytes=float(size * (rows * elements + _moved(rows, products))),
+        scores_bytes=0.0,
+        plain_flops=0.0,
+        fused_flops=0.0,
+        gradients_bytes=float(GRADIENT_BYTES * parameters),
+    )
+
+
+def _flops(rows: int, products: list[tuple[int, int]]) -> float:
+    return 2.0 * rows * sum(wide * narrow for wide, narrow in products)
+
+
+def _moved(rows: int, products: list[tuple[int, int]]) -> int:
+    return sum(rows * (wide + narrow) + wide * narrow for wide, narrow in products)

@@ -1,0 +1,180 @@
+"""Estimates: close to published measurements, careful where nothing is known, refused where a device cannot."""
+
+from pathlib import Path
+from statistics import median, quantiles
+
+import pytest
+
+from cephalo_cli import catalog
+from cephalo_cli.artifacts import Cluster, Profile, store
+from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.cluster import DeviceType, Link, Node
+from cephalo_cli.artifacts.profile import UnitProfile
+from cephalo_cli.catalog.coefficients import coefficients
+from cephalo_cli.catalog.data import device_records
+from cephalo_cli.costmodel.tables import interpolate
+from cephalo_cli.errors import ArtifactError, UsageError
+from cephalo_cli.profiler.attention import attention_of
+from cephalo_cli.profiler.estimate import estimate_profile
+from cephalo_cli.profiler.memory import unit_memory
+from cephalo_cli.profiler.roofline import unit_seconds, unit_work
+from cephalo_cli.profiler.table import LatencyRow, read_latency_table
+from cephalo_cli.units import num_parameters
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data" / "measured_block_latency.csv"
+
+
+def _estimate(gpus: str, model: str, seq_len: int | None, dtype: DType, max_microbatch: int = 4) -> Profile:
+    return estimate_profile(
+        catalog.cluster_from_gpus(gpus),
+        catalog.model(model),
+        seq_len=seq_len,
+        dtype=dtype,
+        max_microbatch=max_microbatch,
+    )
+
+
+def _block(profile: Profile, device: str) -> UnitProfile:
+    return profile.devices[device].units["block"]
+
+
+def _errors(row: LatencyRow) -> list[float]:
+    device, model = catalog.device(row.device), catalog.model(row.model)
+    work = unit_work(
+        model,
+        kind="block",
+        tokens=model.tokens_per_sample(row.seq_len),
+        dtype=row.dtype,
+        microbatch=row.microbatch,
+        attention=attention_of(model, device),
+    )
+    peaks, bandwidth = device.peak_flops, device.memory_bandwidth_bytes_per_s
+    assert peaks is not None
+    assert bandwidth is not None
+    forward_s, backward_s = unit_seconds(work, peaks[row.dtype], bandwidth, coefficients(device, row.dtype))
+    return [abs(forward_s / row.forward_s - 1), abs(backward_s / row.backward_s - 1)]
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the shared reference data is not here")
+def test_published_block_times_are_met() -> None:
+    rows, _ = read_latency_table(DATA)
+    errors = [error for row in rows for error in _errors(row)]
+    assert len(errors) > 3000
+    assert median(errors) <= 0.025
+    assert quantiles(errors, n=10)[-1] <= 0.115
+
+
+def test_a_profile_by_estimate_says_everything_a_plan_needs() -> None:
+    profile = _estimate("rtx-3090:2,4090,p40:2", "llama-2-7b", 512, "float16")
+    assert store.loads(store.dumps(profile).encode(), where="x") == profile
+    assert profile.num_parameters == num_parameters(catalog.model("llama-2-7b"))
+    assert profile.network != "ideal"
+    assert profile.network.method == "estimated"
+    for device in profile.devices.values():
+        assert device.method == "estimated"
+        assert set(device.units) == {"embedding", "block", "head"}
+        assert device.expected_error is not None
+        assert 0 < device.expected_error < 0.5
+        assert device.host_copy is not None
+        assert device.optimizer_s_per_parameter > 0
+        for unit in device.units.values():
+            assert unit.microbatch == (1, 2, 3, 4)
+            assert list(unit.forward_s) == sorted(unit.forward_s)
+            assert unit.saved_bytes is not None
+
+
+def test_memory_of_an_estimate_is_that_of_fake_tensors() -> None:
+    block = _block(_estimate("a100-80gb", "gpt2", 256, "bfloat16"), "a100-80gb")
+    counted = unit_memory(
+        catalog.model("gpt2"), seq_len=256, dtype="bfloat16", kind="block", microbatch=3, attention="plain"
+    )
+    assert (block.working_bytes[2], (block.saved_bytes or ())[2]) == (counted.working_bytes, counted.saved_bytes)
+    assert block.flags == ("plain attention",)
+
+
+def test_faster_cards_take_less_time() -> None:
+    profile = _estimate("p40,l4,a6000,a100-80gb,h100-sxm", "llama-2-7b", 512, "float16")
+    forwards = [_block(profile, name).forward_s[3] for name in ("p40", "l4", "a6000", "a100-80gb", "h100-sxm")]
+    assert forwards == sorted(forwards, reverse=True)
+
+
+def test_longer_sequences_cost_more_than_their_tokens_where_scores_exist() -> None:
+    short, long = (_block(_estimate("l4", "gpt_1.3b", length, "float32"), "l4") for length in (512, 2048))
+    assert interpolate(long.microbatch, long.forward_s, 1) > 1.2 * interpolate(short.microbatch, short.forward_s, 4)
+
+
+def test_every_device_of_the_catalog_can_be_estimated_in_every_dtype_it_runs() -> None:
+    model = catalog.model("bert-base")
+    for name, record in device_records().items():
+        for dtype, peak in record.peak_flops.items():
+            work = unit_work(model, kind="block", tokens=128, dtype=dtype, microbatch=2, attention="fused")
+            fit = coefficients(catalog.device(name), dtype)
+            forward_s, backward_s = unit_seconds(work, peak, record.memory_bandwidth_bytes_per_s, fit)
+            assert work.products_flops / peak < forward_s * 1.2, name
+            assert forward_s < backward_s < 1, name
+
+
+def test_devices_without_measurements_take_their_architectures_coefficients() -> None:
+    measured, relative, stranger = (coefficients(catalog.device(name), "float16") for name in ("l4", "l40s", "mi300x"))
+    assert measured != relative != stranger
+    assert coefficients(catalog.device("rtx-4090"), "bfloat16") == relative
+    assert measured.expected_error < stranger.expected_error
+    assert coefficients(DeviceType(memory_bytes=1), "float32") == coefficients(catalog.device("mi300x"), "float32")
+
+
+def test_a_dtype_that_one_card_cannot_run_is_refused_with_the_card() -> None:
+    with pytest.raises(UsageError) as caught:
+        _estimate("a100-80gb,v100-16gb", "gpt2", 128, "bfloat16")
+    assert str(caught.value) == (
+        "--dtype: 'v100-16gb' cannot run bfloat16; it runs float16, float32"
+        " (all devices of the cluster run float32 and float16)"
+    )
+
+
+def test_what_a_custom_device_must_say_is_named() -> None:
+    custom = DeviceType(backend="cuda", memory_bytes=2**30, peak_flops={"float32": 1e13})
+    cluster = Cluster(
+        name="own", device_types={"mine": custom}, nodes=(Node(name="a", devices=("mine",)),), network="ideal"
+    )
+    with pytest.raises(ArtifactError, match=r"device_types\.mine\.memory_bandwidth_bytes_per_s: is missing"):
+        estimate_profile(cluster, catalog.model("gpt2"), seq_len=128, dtype="float32", max_microbatch=1)
+
+
+def test_a_custom_device_that_says_enough_is_estimated() -> None:
+    link = Link(bandwidth_bytes_per_s=1e10, latency_s=1e-5)
+    custom = DeviceType(
+        memory_bytes=2**30, peak_flops={"float32": 1e13}, memory_bandwidth_bytes_per_s=5e11, host_link=link
+    )
+    cluster = Cluster(
+        name="own", device_types={"mine": custom}, nodes=(Node(name="a", devices=("mine",)),), network="ideal"
+    )
+    profile = estimate_profile(cluster, catalog.model("gpt2"), seq_len=128, dtype="float32", max_microbatch=1)
+    device = profile.devices["mine"]
+    assert device.host_copy is not None
+    assert device.host_copy.to_host_bytes_per_s == 8e9
+    assert device.units["block"].forward_s[0] > 2 * 128 * 7_000_000 / 1e13
+
+
+def test_an_emulated_cpu_has_its_share_of_a_core() -> None:
+    types = {
+        name: DeviceType(catalog="cpu", backend="cpu", memory_bytes=2**30, emulated_speed=speed)
+        for name, speed in (("whole", 1.0), ("half", 0.5))
+    }
+    cluster = Cluster(
+        name="emulated",
+        device_types=types,
+        nodes=(Node(name="a", devices=("whole", "half")),),
+        network="ideal",
+    )
+    profile = estimate_profile(cluster, catalog.model("gpt2"), seq_len=128, dtype="float32", max_microbatch=2)
+    assert _block(profile, "half").forward_s[1] > 1.8 * _block(profile, "whole").forward_s[1]
+    assert profile.devices["half"].collective_compute_s_per_byte > 0
+    assert profile.devices["half"].host_copy is None
+    assert _block(profile, "half").flags == ("fused attention",)
+
+
+def test_images_have_the_length_of_their_patches() -> None:
+    profile = _estimate("l4", "vit-base", None, "float32")
+    assert profile.seq_len == 197
+    with pytest.raises(UsageError, match="follows from its images: 197"):
+        _estimate("l4", "vit-base", 512, "float32")
