@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cephalo_cli.schedule import Op
-from cephalo_cli.simulator.memory import as_memory, moments
+from cephalo_cli.simulator.memory import Terms, moments
 from cephalo_cli.simulator.parts import Setting, record_s
 from cephalo_cli.simulator.play import PartPlay, StepPlay, slowed
 from cephalo_cli.simulator.program import Boundary, Compute, Copy, Issue, Optimize
 from cephalo_cli.timeline import LANE_OF, Event, MemorySample, Timeline, event_name
 
 __all__ = ["busy", "timeline"]
+
+MOST_EVENTS = 400_000
+"""More spans of compute than a trace viewer is comfortable with."""
 
 
 def busy(part_play: PartPlay) -> tuple[float, float, float]:
@@ -27,13 +30,24 @@ def busy(part_play: PartPlay) -> tuple[float, float, float]:
     return forward, backward, optimizer
 
 
-def timeline(setting: Setting, play: StepPlay) -> Timeline:
-    """Lay out every rank's step, from the moment the first rank is ready; identical ranks have identical lanes."""
+def timeline(setting: Setting, play: StepPlay, *, most_events: int = MOST_EVENTS) -> Timeline:
+    """Lay out every rank's step, from the moment the first rank is ready; identical ranks have identical lanes.
+
+    Args:
+        setting: What was played.
+        play: The step.
+        most_events: Beyond so many, the microbatches of a unit become one event.
+    """
+    records = sum(
+        len(part_play.part.ranks)
+        * sum(len(each.records) for each in part_play.part.program.actions if isinstance(each, Compute))
+        for part_play in play.parts
+    )
     zero = min(part.ready_s for part in play.parts)
     events: list[Event] = []
     memory: list[MemorySample] = []
     for part_play in play.parts:
-        spans = list(_Lanes(setting, play, part_play, zero).events())
+        spans = list(_Lanes(setting, play, part_play, zero, merge=records > most_events).events())
         samples = _memory(setting, play, part_play, zero)
         for rank in part_play.part.ranks:
             events += [replace(event, rank=rank) for event in spans]
@@ -51,7 +65,8 @@ def timeline(setting: Setting, play: StepPlay) -> Timeline:
 class _Lanes:
     """The spans of the first rank of one group."""
 
-    def __init__(self, setting: Setting, play: StepPlay, part_play: PartPlay, zero: float) -> None:
+    def __init__(self, setting: Setting, play: StepPlay, part_play: PartPlay, zero: float, *, merge: bool) -> None:
+        self.merge = merge
         self.setting, self.play, self.part_play, self.zero = setting, play, part_play, zero
         self.rank = part_play.part.ranks[0]
         self.names = [unit.name for unit in setting.step.units]
@@ -118,6 +133,9 @@ class _Lanes:
         whole = sum(seconds)
         scale = self.part_play.seconds[index] / whole if whole else 0.0
         waited = _flows(action.after) + tuple(self.copies[boundary, False] for boundary in action.fetched)
+        if self.merge:
+            yield self._merged(action, start - self.zero, end - self.zero, waited)
+            return
         now, done = start, 0.0
         for number, (op, microbatch) in enumerate(action.records):
             done += seconds[number] * scale
@@ -133,6 +151,18 @@ class _Lanes:
             )
             now = then
 
+    def _merged(self, action: Compute, start: float, end: float, waited: tuple[int, ...]) -> Event:
+        op = Op.FORWARD if action.phase == "forward" else Op.BACKWARD
+        return Event(
+            rank=self.rank,
+            lane="compute",
+            name=event_name(op, self.names[action.unit]),
+            start_s=start,
+            end_s=end,
+            args={"microbatches": len({microbatch for _, microbatch in action.records})},
+            waited_for=waited,
+        )
+
 
 def _flows(index: int) -> tuple[int, ...]:
     return (index,) if index >= 0 else ()
@@ -141,18 +171,11 @@ def _flows(index: int) -> tuple[int, ...]:
 def _memory(setting: Setting, play: StepPlay, part_play: PartPlay, zero: float) -> list[MemorySample]:
     """Samples where memory changes; of several at one moment only the last counts."""
     samples: list[MemorySample] = []
+    terms = Terms(setting, part_play.part)
     for moment in moments(setting, play, part_play):
-        memory = as_memory(setting, part_play.part, moment)
-        terms = {
-            "state": memory.state_bytes,
-            "buffers": memory.buffers_bytes,
-            "working": memory.working_bytes,
-            "saved": memory.saved_bytes,
-            "reserve": memory.reserve_bytes,
-        }
-        time_s = moment.time_s - zero
+        now, time_s = terms.at(moment), moment.time_s - zero
         if samples and samples[-1].time_s == time_s:
             samples.pop()
-        if not samples or samples[-1].bytes_by_term != terms:
-            samples.append(MemorySample(rank=part_play.part.ranks[0], time_s=time_s, bytes_by_term=terms))
+        if not samples or samples[-1].bytes_by_term != now:
+            samples.append(MemorySample(rank=part_play.part.ranks[0], time_s=time_s, bytes_by_term=now))
     return samples

@@ -21,7 +21,7 @@ from cephalo_cli.simulator.play import PartPlay, StepPlay
 from cephalo_cli.simulator.program import Compute, Issue, Optimize, Reshard
 from cephalo_cli.units import DTYPE_BYTES, boundary_bytes
 
-__all__ = ["Moment", "moments", "peak"]
+__all__ = ["Moment", "Terms", "moments", "peak"]
 
 ROUNDING = 1e-6
 """Sums of interpolated bytes that miss a whole number by less than this are that number."""
@@ -48,27 +48,36 @@ class Moment:
 def peak(setting: Setting, play: StepPlay, part_play: PartPlay) -> tuple[Memory, str]:
     """Find the moment with the most memory; return its terms and its label. Of equal moments the first is taken."""
     most = max(moments(setting, play, part_play), key=lambda moment: moment.changing_bytes)
-    return as_memory(setting, part_play.part, most), most.label
+    terms = Terms(setting, part_play.part).at(most)
+    memory = Memory(
+        state_bytes=terms["state"],
+        buffers_bytes=terms["buffers"],
+        working_bytes=terms["working"],
+        saved_bytes=terms["saved"],
+        reserve_bytes=terms["reserve"],
+        total_bytes=sum(terms.values()),
+        limit_bytes=limit_bytes(setting.plan, part_play.part.choice.device, setting.plan.settings),
+    )
+    return memory, most.label
 
 
-def as_memory(setting: Setting, part: Part, moment: Moment) -> Memory:
-    """All terms of one moment in whole bytes."""
-    plan = setting.plan
-    state = math.ceil(part.choice.state_share * state_bytes(plan))
-    reserve = part.device.reserve_bytes if plan.settings.reserve_bytes is None else plan.settings.reserve_bytes
-    buffers, working, saved = (
-        math.ceil(num_bytes - ROUNDING)
-        for num_bytes in (moment.buffers_bytes, moment.working_bytes, moment.saved_bytes)
-    )
-    return Memory(
-        state_bytes=state,
-        buffers_bytes=buffers,
-        working_bytes=working,
-        saved_bytes=saved,
-        reserve_bytes=reserve,
-        total_bytes=state + buffers + working + saved + reserve,
-        limit_bytes=limit_bytes(plan, part.choice.device, plan.settings),
-    )
+class Terms:
+    """The terms of a rank's memory in whole bytes, at any moment."""
+
+    def __init__(self, setting: Setting, part: Part) -> None:
+        plan = setting.plan
+        self.state = math.ceil(part.choice.state_share * state_bytes(plan))
+        self.reserve = part.device.reserve_bytes if plan.settings.reserve_bytes is None else plan.settings.reserve_bytes
+
+    def at(self, moment: Moment) -> dict[str, int]:
+        """Bytes by term."""
+        return {
+            "state": self.state,
+            "buffers": math.ceil(moment.buffers_bytes - ROUNDING),
+            "working": math.ceil(moment.working_bytes - ROUNDING),
+            "saved": math.ceil(moment.saved_bytes - ROUNDING),
+            "reserve": self.reserve,
+        }
 
 
 def moments(setting: Setting, play: StepPlay, part_play: PartPlay) -> Iterator[Moment]:

@@ -11,6 +11,7 @@ from cephalo_cli.errors import UsageError
 from cephalo_cli.layout import shard_ranges
 from cephalo_cli.schedule import COLLECTIVES, Op, plan_stages, rank_records
 from cephalo_cli.simulator import SimulatedRun, simulate
+from cephalo_cli.simulator.lanes import timeline
 from cephalo_cli.simulator.play import play_step, slowed
 from cephalo_cli.timeline import event_name
 from tests.simulator.plans import make_plan
@@ -161,6 +162,22 @@ def test_layer_major_moves_as_many_bytes_whatever_the_microbatches() -> None:
     assert [rank.gathered_bytes for rank in few.ranks] == [rank.gathered_bytes for rank in many.ranks]
     rounds = simulate(make_plan(["fast", "slow"], [[1] * 8, [1]], schedule="microbatch-major")).report
     assert (rounds.ranks[0].gathered_bytes or 0) > 4 * (many.ranks[0].gathered_bytes or 0)
+
+
+def test_a_very_long_time_line_has_one_event_a_unit() -> None:
+    run = simulate(make_plan(**THREE))
+    merged = timeline(run.setting, run.play, most_events=10)
+    compute = [event for event in merged.events if event.lane == "compute" and event.rank == 0]
+    assert [event.name for event in compute[4:8]] == [
+        "forward block.3",
+        "backward head",
+        "backward block.3",
+        "backward block.2",
+    ]
+    assert {event.args["microbatches"] for event in compute} == {2}
+    for rank in run.report.ranks:
+        spans = [each for each in merged.events if each.lane in ("compute", "optimizer") and each.rank == rank.rank]
+        assert sum(each.end_s - each.start_s for each in spans) == pytest.approx(rank.compute_s)
 
 
 def test_the_same_plan_gives_the_same_file() -> None:
