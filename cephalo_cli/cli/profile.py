@@ -9,12 +9,15 @@ from cephalo_cli.cli.options import Dtype, Force, Json, OutputPath, Quiet
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cephalo_cli.artifacts import Cluster
+    from cephalo_cli.artifacts import Cluster, Profile
     from cephalo_cli.artifacts.base import InputFile
 
 __all__ = ["NAME", "SUMMARY", "command"]
 
 NAME = "profile"
+DEFAULT_SECONDS = 60.0
+LARGEST_MEASURED = 16
+LARGEST_ESTIMATED = 32
 SUMMARY = "Measure, estimate or import what the hardware does."
 
 
@@ -33,7 +36,7 @@ def command(
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Compute dtype.")] = "float32",
     max_microbatch: Annotated[
-        int | None, typer.Option(min=1, help="Largest microbatch to look at; 8 when absent.")
+        int | None, typer.Option(min=1, help="Largest microbatch; when absent 16 measured, 32 estimated.")
     ] = None,
     max_seconds: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Budget of measuring, for each device type; 60 when absent.")
@@ -46,6 +49,9 @@ def command(
     ] = None,
     memory_table: Annotated[
         str | None, typer.Option(metavar="MEMORY.csv", help="With --from-table: the memory measured with them.")
+    ] = None,
+    memory_cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --memory-table: use the rows of this cluster only.")
     ] = None,
     output: OutputPath = None,
     json: Json = False,
@@ -76,6 +82,7 @@ def command(
         estimate=estimate,
         from_table=from_table,
         memory_table=memory_table,
+        memory_cluster=memory_cluster,
         max_microbatch=max_microbatch,
         max_seconds=max_seconds,
     )
@@ -96,27 +103,38 @@ def command(
         )
     wanted, cluster_inputs = _cluster(cluster, gpus)
     inputs = (*cluster_inputs, *model_inputs)
+    profile: "Profile | None"
     with out.progress("profiling" if measured else "estimating" if estimate else "importing") as progress:
         if estimate:
             from cephalo_cli.profiler import estimate_profile
 
-            profile = estimate_profile(wanted, shape, length, dtype, max_microbatch=max_microbatch or 8)
-        elif from_table is not None:
+            profile = estimate_profile(
+                wanted, shape, seq_len=seq_len, dtype=dtype, max_microbatch=max_microbatch or LARGEST_ESTIMATED
+            )
+        elif from_table is not None and memory_table is not None:
             from cephalo_cli.profiler import import_profile
 
-            profile = import_profile(wanted, shape, length, dtype, latency_csv=from_table, memory_csv=memory_table)
+            profile = import_profile(
+                wanted,
+                shape,
+                seq_len=seq_len,
+                dtype=dtype,
+                latency_csv=from_table,
+                memory_csv=memory_table,
+                memory_cluster=memory_cluster,
+            )
         else:
             from cephalo_cli.profiler import profile_cluster
 
             profile = profile_cluster(
                 wanted,
                 shape,
-                length,
-                dtype,
-                max_microbatch=max_microbatch or 8,
-                max_seconds=max_seconds or 60.0,
+                seq_len=length,
+                dtype=dtype,
+                max_seconds=max_seconds or DEFAULT_SECONDS,
                 progress=progress,
                 external=external,
+                max_microbatch=max_microbatch or LARGEST_MEASURED,
             )
     if profile is None:
         return
@@ -139,6 +157,7 @@ def _refuse_contradictions(
     estimate: bool,
     from_table: str | None,
     memory_table: str | None,
+    memory_cluster: str | None,
     max_microbatch: int | None,
     max_seconds: float | None,
 ) -> None:
@@ -150,6 +169,8 @@ def _refuse_contradictions(
         raise UsageError("--estimate and --from-table exclude each other", hint="leave one out")
     if (from_table is None) != (memory_table is None):
         raise UsageError("--from-table and --memory-table go together", hint="give both or none")
+    if memory_cluster is not None and memory_table is None:
+        raise UsageError("--memory-cluster has no effect without --memory-table", hint="leave it out")
     if from_table is not None and max_microbatch is not None:
         raise UsageError("--max-microbatch has no effect on imported tables", hint="leave it out")
     if max_seconds is not None and (estimate or from_table is not None):
