@@ -103,7 +103,7 @@ def command(
         )
     wanted, cluster_inputs = _cluster(cluster, gpus)
     inputs = (*cluster_inputs, *model_inputs)
-    profile: "Profile | None"
+    profile: Profile | None
     with out.progress("profiling" if measured else "estimating" if estimate else "importing") as progress:
         if estimate:
             from cephalo_cli.profiler import estimate_profile
