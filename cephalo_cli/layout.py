@@ -43,10 +43,8 @@ def shard_ranges(num_elements: int, shares: Sequence[float]) -> tuple[Range, ...
     start, below = 0, 0.0
     for rank, share in enumerate(shares):
         below += share
-        stop = start
-        if rank == last_owner:
-            stop = num_elements
-        elif share > 0:
+        stop = num_elements
+        if rank != last_owner:
             stop = min(max(start, math.floor(num_elements * (below / total) + 0.5)), num_elements)
         ranges.append(Range(start, stop))
         start = stop

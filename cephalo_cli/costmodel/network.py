@@ -5,7 +5,7 @@ Note: the busiest rank
     passes through the busiest rank in one direction. With n ranks and shares s_i:
 
     * direct (every rank sends its shard to every other): rank i receives ``1 - s_i`` and sends ``(n - 1) s_i``, so
-      ``w = max_i max(1 - s_i, (n - 1) s_i)``;
+      ``w = max_i (n - 1) s_i``: no rank receives more than the largest shard's owner sends;
     * ring (shards travel in small pieces, as in NCCL's grouped broadcasts): every link carries all but the shard of the
       rank it leads to, so ``w = 1 - min_i s_i``.
 
@@ -28,8 +28,7 @@ def busiest_fraction(algorithm: Algorithm, shares: Sequence[float]) -> float:
     others = len(shares) - 1
     if others == 0:
         return 0.0
-    received = 1.0 - min(shares)
-    return received if algorithm == "ring" else max(received, others * max(shares))
+    return 1.0 - min(shares) if algorithm == "ring" else others * max(shares)
 
 
 def handled_fraction(algorithm: Algorithm, num_ranks: int, share: float) -> float:
