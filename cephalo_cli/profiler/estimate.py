@@ -21,10 +21,11 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import Cluster, DeviceType
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import DeviceProfile, HostCopy, Profile, UnitKind, UnitProfile
-from cephalo_cli.catalog.coefficients import coefficients
+from cephalo_cli.catalog.coefficients import Coefficients
 from cephalo_cli.costmodel.network import network_from_links
 from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.profiler.attention import Attention, attention_of
+from cephalo_cli.profiler.calibrate import calibrated
 from cephalo_cli.profiler.lengths import tokens_of_sample
 from cephalo_cli.profiler.memory import UnitMemory, memory_curve
 from cephalo_cli.profiler.roofline import unit_seconds, unit_work
@@ -42,12 +43,15 @@ CPU_COPY_PASSES = 2
 _Memory = dict[tuple[UnitKind, Attention], list[UnitMemory]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rates:
-    """What an estimate needs to know of a device type."""
+@dataclass(frozen=True)
+class _Case:
+    """What is estimated on one device type."""
 
-    peak_flops: float
-    bandwidth_bytes_per_s: float
+    model: Model
+    tokens: int
+    dtype: DType
+    attention: Attention
+    fit: Coefficients
 
 
 def estimate_profile(
@@ -58,6 +62,7 @@ def estimate_profile(
     dtype: DType,
     max_microbatch: int = 32,
     attention: Attention | None = None,
+    calibration: Profile | None = None,
 ) -> Profile:
     """Estimate a profile from what the catalog and the cluster file say, without running anything on the devices.
 
@@ -68,6 +73,7 @@ def estimate_profile(
         dtype: Compute dtype.
         max_microbatch: Curves are given for microbatches of 1 to this many samples.
         attention: How all devices compute attention; None: as `attention_of` says.
+        calibration: A profile measured on some of the devices, with any model; it corrects their estimates.
 
     Raises:
         UsageError: A device cannot run the dtype, or the length does not fit the model.
@@ -92,16 +98,20 @@ def estimate_profile(
         dtype=dtype,
         num_parameters=num_parameters(model),
         devices={
-            name: _device(name, device, (model, tokens, dtype), ways[name], memory) for name, device in types.items()
+            name: _device(
+                name,
+                device,
+                _Case(model, tokens, dtype, ways[name], calibrated(device, name, dtype, calibration)),
+                memory,
+            )
+            for name, device in types.items()
         },
         network=network_from_links(cluster),
     )
 
 
-def _device(
-    name: str, device: DeviceType, case: tuple[Model, int, DType], attention: Attention, memory: _Memory
-) -> DeviceProfile:
-    rates = _rates(name, device, case[2])
+def _device(name: str, device: DeviceType, case: _Case, memory: _Memory) -> DeviceProfile:
+    rates = _rates(name, device, case.dtype)
     is_cpu = device.backend == "cpu"
     host_copy = None
     if device.host_link is not None and not is_cpu:
@@ -110,46 +120,36 @@ def _device(
     kinds: Sequence[UnitKind] = get_args(UnitKind)
     return DeviceProfile(
         method="estimated",
-        units={kind: _unit(device, rates, case, kind, (attention, memory[kind, attention])) for kind in kinds},
-        optimizer_s_per_parameter=OPTIMIZER_BYTES / (OPTIMIZER_EFFICIENCY * rates.bandwidth_bytes_per_s),
-        collective_compute_s_per_byte=CPU_COPY_PASSES / rates.bandwidth_bytes_per_s if is_cpu else 0.0,
+        units={kind: _unit(kind, case, rates, memory[kind, case.attention]) for kind in kinds},
+        optimizer_s_per_parameter=OPTIMIZER_BYTES / (OPTIMIZER_EFFICIENCY * rates[1]),
+        collective_compute_s_per_byte=CPU_COPY_PASSES / rates[1] if is_cpu else 0.0,
         host_copy=host_copy,
         reserve_bytes=CPU_RESERVE_BYTES if is_cpu else RESERVE_BYTES,
-        expected_error=coefficients(device, case[2]).expected_error,
+        expected_error=case.fit.expected_error,
     )
 
 
-def _unit(
-    device: DeviceType,
-    rates: _Rates,
-    case: tuple[Model, int, DType],
-    kind: UnitKind,
-    curve: tuple[Attention, list[UnitMemory]],
-) -> UnitProfile:
-    model, tokens, dtype = case
-    attention, memory = curve
+def _unit(kind: UnitKind, case: _Case, rates: tuple[float, float], memory: list[UnitMemory]) -> UnitProfile:
     sizes = range(1, len(memory) + 1)
-    seconds = [
-        unit_seconds(
-            unit_work(model, kind=kind, tokens=tokens, dtype=dtype, microbatch=size, attention=attention),
-            rates.peak_flops,
-            rates.bandwidth_bytes_per_s,
-            coefficients(device, dtype),
+    works = [
+        unit_work(
+            case.model, kind=kind, tokens=case.tokens, dtype=case.dtype, microbatch=size, attention=case.attention
         )
         for size in sizes
     ]
+    seconds = [unit_seconds(work, *rates, case.fit) for work in works]
     return UnitProfile(
         microbatch=tuple(sizes),
         forward_s=tuple(forward for forward, _ in seconds),
         backward_s=tuple(backward for _, backward in seconds),
         working_bytes=tuple(unit.working_bytes for unit in memory),
         saved_bytes=tuple(unit.saved_bytes for unit in memory),
-        flags=(f"{attention} attention",) if kind == "block" else (),
+        flags=(f"{case.attention} attention",) if kind == "block" else (),
     )
 
 
-def _rates(name: str, device: DeviceType, dtype: DType) -> _Rates:
-    """Read rates; an emulated CPU has its share of the cores, and of the memory's rate up to one core's."""
+def _rates(name: str, device: DeviceType, dtype: DType) -> tuple[float, float]:
+    """Read the peak rate and the memory's bandwidth; an emulated CPU has its share of both."""
     if device.peak_flops is None or device.memory_bandwidth_bytes_per_s is None:
         lacks = "peak_flops" if device.peak_flops is None else "memory_bandwidth_bytes_per_s"
         raise ArtifactError(
@@ -158,10 +158,7 @@ def _rates(name: str, device: DeviceType, dtype: DType) -> _Rates:
             hint='give it, or name a catalog device with "catalog"',
         )
     speed = device.emulated_speed or 1.0
-    return _Rates(
-        peak_flops=device.peak_flops[dtype] * speed,
-        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s * speed,
-    )
+    return device.peak_flops[dtype] * speed, device.memory_bandwidth_bytes_per_s * speed
 
 
 def _expect_dtype(types: dict[str, DeviceType], dtype: DType) -> None:

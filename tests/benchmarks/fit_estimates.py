@@ -8,35 +8,32 @@ that a few odd series do not bend the rest; every series (model, device, length)
 """
 
 import json
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cephalo_cli import catalog
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import DeviceType
-from cephalo_cli.catalog.coefficients import Coefficients
 from cephalo_cli.catalog.data import device_records
+from cephalo_cli.profiler import calibrate
 from cephalo_cli.profiler.attention import attention_of
-from cephalo_cli.profiler.roofline import Work, unit_seconds, unit_work
+from cephalo_cli.profiler.roofline import Work, unit_work
 from cephalo_cli.profiler.table import LatencyRow, read_latency_table
 
 Array = NDArray[np.float64]
-NAMES = tuple(name for name in Coefficients.model_fields if name != "expected_error")
+NAMES = calibrate.COEFFICIENTS
 START = dict(zip(NAMES, (1.4, 1.4, 1.2, 3.0, 8.0, 1.5, 3e-5, 0.05), strict=True))
 """Where all fits start, and what the uppermost level is pulled towards."""
-HUBER = 0.03
 PULL_UPPER, PULL_DEVICE = 0.06, 0.012
 DTYPES: tuple[DType, ...] = ("float32", "float16")
 
@@ -74,7 +71,7 @@ def read(path: Path) -> Table:
         architectures=np.array([device_records()[str(facts[key[1]].catalog)].architecture for key in keys]),
         series=tuple(key[:4] for key in keys),
         microbatch=np.array([key[4] for key in keys]),
-        work={field.name: np.array([getattr(work, field.name) for work in works]) for field in fields(Work)},
+        work=calibrate.stacked(works),
         peak_flops=np.array([(facts[key[1]].peak_flops or {})[cast("DType", key[3])] for key in keys]),
         bandwidth=np.array([facts[key[1]].memory_bandwidth_bytes_per_s for key in keys]),
         seconds=np.array(
@@ -96,27 +93,21 @@ def _work(row: LatencyRow, device: DeviceType) -> Work:
 
 
 def predict(table: Table, rows: NDArray[np.bool_], logarithms: Array) -> Array:
-    """Seconds of forward and backward for some rows: the package's own formula, on arrays."""
-    fit = Coefficients.model_construct(**dict(zip(NAMES, np.exp(logarithms), strict=True)))
-    work = Work(**{name: cast("Any", column[rows]) for name, column in table.work.items()})
-    rates: tuple[Any, Any] = table.peak_flops[rows], table.bandwidth[rows]
-    return np.stack(cast("tuple[Array, Array]", unit_seconds(work, *rates, fit)), axis=1)
+    """Seconds of forward and backward for some rows."""
+    work = {name: column[rows] for name, column in table.work.items()}
+    return calibrate.predict(work, (table.peak_flops[rows], table.bandwidth[rows]), logarithms)
 
 
 def fit(table: Table, rows: NDArray[np.bool_], towards: Array, pull: float) -> Array:
-    """Fit logarithms of coefficients on some rows, pulled towards others."""
+    """Fit logarithms of coefficients on some rows, pulled towards others; every series weighs the same."""
     if not rows.any():
         return towards
     series = [table.series[index] for index in np.flatnonzero(rows)]
     counts = Counter(series)
-    weights = np.array([math.sqrt(1 / len(counts) / counts[name] / 2) for name in series])[:, None]
-
-    def residuals(logarithms: Array) -> Array:
-        error = np.log(predict(table, rows, logarithms) / table.seconds[rows])
-        damped = np.sign(error) * HUBER * np.sqrt(2 * (np.sqrt(1 + (error / HUBER) ** 2) - 1))
-        return np.concatenate([(damped * weights).ravel(), pull * (logarithms - towards)])
-
-    return cast("Array", least_squares(residuals, towards).x)
+    weights = np.array([1 / len(counts) / counts[name] for name in series])
+    work = {name: column[rows] for name, column in table.work.items()}
+    rates = table.peak_flops[rows], table.bandwidth[rows]
+    return calibrate.fit(work, rates, table.seconds[rows], weights, towards=towards, pull=pull)
 
 
 def everywhere(table: Table, rows: NDArray[np.bool_]) -> Array:
@@ -171,6 +162,21 @@ def leave_device_out(table: Table) -> Array:
 def leave_architecture_out(table: Table) -> Array:
     """Errors on a device of which only the datasheet is known."""
     return leave_out(table, table.architectures, lambda seen, rows, _: everywhere(seen, rows))
+
+
+def calibrated_on_one_model(table: Table) -> Array:
+    """Errors on a device of which only the datasheet, relatives and one short series of llama_7b are known."""
+
+    def estimate(seen: Table, rows: NDArray[np.bool_], name: str) -> Array:
+        dtype = str(seen.dtypes[rows][0])
+        own = (seen.devices == name) & (seen.dtypes == dtype) & (seen.models == "llama_7b")
+        lengths = np.array([series[2] for series in seen.series])
+        shortest = own & (lengths == lengths[own].min())
+        return fit(seen, shortest, _by_architecture(seen, rows, name), calibrate.PULL)
+
+    errors = leave_out(table, table.devices, estimate)
+    errors[table.models == "llama_7b"] = np.nan
+    return errors
 
 
 def _by_architecture(table: Table, rows: NDArray[np.bool_], name: str) -> Array:
