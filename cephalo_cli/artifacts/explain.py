@@ -109,22 +109,17 @@ def _expected(entry: dict[str, Any], context: dict[str, Any]) -> str:
 
 
 def _most_helpful(faults: list[_Fault]) -> _Fault:
-    """Choose the fault to tell.
+    """Choose the fault to tell: the first, with two exceptions.
 
-    Of several choices for a value the one that got further into it is meant; choices that fail alike become one. A
-    misspelt key is told before the key it leaves missing. Otherwise the first fault is told.
+    A misspelt key is told before the key it leaves missing. Choices for one value that fail at the value itself become
+    one expectation; where one of them is an object, it is declared first, so faults inside an object come first too.
     """
-    meant = [fault for fault in faults if not (fault.is_branch and any(_is_deeper(other, fault) for other in faults))]
-    first = meant[0]
+    first = faults[0]
     if first.type == "missing":
-        beside = (fault for fault in meant if fault.type == "extra_forbidden" and fault.path[:-1] == first.path[:-1])
+        beside = (fault for fault in faults if fault.type == "extra_forbidden" and fault.path[:-1] == first.path[:-1])
         return next(beside, first)
-    alike = [fault.expected for fault in meant if fault.is_branch and fault.path == first.path]
+    alike = [fault.expected for fault in faults if fault.is_branch and fault.path == first.path]
     return replace(first, expected=" or ".join(alike)) if first.is_branch else first
-
-
-def _is_deeper(other: _Fault, fault: _Fault) -> bool:
-    return other.path[: len(fault.path)] == fault.path != other.path
 
 
 def _key_hint(fault: _Fault, kind: type[Envelope], document: dict[str, Any]) -> str:
