@@ -94,7 +94,7 @@ INPUT = {
     ),
     "wrong kind": (
         ("plan", GPT, "-b", "8"),
-        f"{GPT}: this is a model, expected a profile (give a profile file here)",
+        f"{GPT}: found a model, expected a profile (give a profile file here)",
     ),
     "unknown schema": (
         ("show", "--schema", "pln"),
