@@ -1,13 +1,10 @@
 """Real ranks for tests: one set of processes runs many plans, each over as many of them as it needs.
 
-Starting a process that loads torch takes seconds, joining a process group milliseconds; so a test hands over all its
-jobs at once.
+Starting a process that loads torch takes seconds, joining a process group milliseconds; so all tests share them.
 """
 
-import dataclasses
 import multiprocessing
 import os
-import pickle
 import sys
 import tempfile
 import traceback
@@ -58,21 +55,40 @@ class Trained:
     result: Any = None
 
 
-def run_jobs(jobs: Sequence[Job]) -> list[list[Any]]:
-    """Run jobs one after the other; gives for each job what every rank found, or the error it raised."""
-    num_processes = max(len(job.plan.ranks) for job in jobs)
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            context.Process(target=_run_rank, args=(rank, list(jobs), Path(folder))) for rank in range(num_processes)
-        ]
-        for process in processes:
+class Ranks:
+    """Processes that wait for jobs, from the first test that needs them to the end."""
+
+    def __init__(self, num_processes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        self._pipes, self._processes = [], []
+        self._num_jobs = 0
+        for rank in range(num_processes):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, theirs, Path(self._folder.name)), daemon=True)
             process.start()
-        for process in processes:
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, jobs: Sequence[Job]) -> list[list[Any]]:
+        """Run jobs one after the other; gives for each job what every rank found, or the error it raised."""
+        return [self._run(job) for job in jobs]
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.close()
             process.join()
-        assert [process.exitcode for process in processes] == [0] * num_processes
-        found = [_read(Path(folder) / f"found-{rank}") for rank in range(num_processes)]
-    return [[found[rank][index] for rank in range(len(job.plan.ranks))] for index, job in enumerate(jobs)]
+            process.close()
+        self._folder.cleanup()
+
+    def _run(self, job: Job) -> list[Any]:
+        pipes = self._pipes[: len(job.plan.ranks)]
+        for pipe in pipes:
+            pipe.send((self._num_jobs, job))
+        self._num_jobs += 1
+        return [pipe.recv() for pipe in pipes]
 
 
 def train_job(context: ProcessContext, job: Job) -> Trained:
@@ -140,31 +156,21 @@ class _collectives_told_to:  # noqa: N801 - reads as a statement
         Traffic.add = self._before  # type: ignore[method-assign]
 
 
-def _run_rank(rank: int, jobs: list[Job], folder: Path) -> None:
-    found: list[Any] = []
-    for index, job in enumerate(jobs):
-        if rank >= len(job.plan.ranks):
-            found.append(None)
-            continue
-        store = FileStore(str(folder / f"store-{index}"), len(job.plan.ranks))
+def _serve(rank: int, pipe: Any, folder: Path) -> None:
+    while True:
+        try:
+            number, job = pipe.recv()
+        except EOFError:
+            # A Gloo thread that lets go of its last collective while Python ends aborts the process (torch 2.13).
+            os._exit(0)
+        store = FileStore(str(folder / f"store-{number}"), len(job.plan.ranks))
         try:
             with rank_process(job.plan.cluster, rank, timeout=TIMEOUT, emit=lambda _: None, store=store) as context:
-                found.append(job.run(context, job))
+                found = job.run(context, job)
         except CephaloError as error:
-            found.append(error)
-        except Exception:
+            found = error
+        except BaseException:  # noqa: BLE001 - whatever it is, the test must hear of it
             traceback.print_exc()
-            raise
-    (folder / f"found-{rank}").write_bytes(pickle.dumps(found))
-    # A Gloo thread that lets go of its last collective while Python ends aborts the process (torch 2.13).
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _read(path: Path) -> Any:
-    return pickle.loads(path.read_bytes())  # noqa: S301 - our own ranks wrote it
-
-
-def with_options(job: Job, **changes: Any) -> Job:
-    """The same job with other options."""
-    return dataclasses.replace(job, options=job.options.model_copy(update=changes))
+            sys.stderr.flush()
+            os._exit(1)
+        pipe.send(found)

@@ -23,7 +23,7 @@ from cephalo_cli.runtime.process import ProcessContext
 from cephalo_cli.schedule import Op, Record
 from cephalo_cli.units import model_units
 from tests.executor.plans import SEQ_LEN, make_model, make_plan
-from tests.executor.ranks import Job, Trained, make_engine, run_jobs, train_job
+from tests.executor.ranks import Job, Ranks, Trained, make_engine, train_job
 from tests.executor.reference import Reference, train_reference, write_text
 
 MODEL = make_model(tie_embeddings=True, num_layers=2, hidden_size=12, ffn_size=13, vocab_size=257)
@@ -44,11 +44,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory, text: Path, ranks: Ranks) -> Path:
     """Checkpoints after steps 2, 4 and 5, written by two ranks with shares 0.7 and 0.3."""
     folder = tmp_path_factory.mktemp("saved") / "run"
-    (ranks,) = run_jobs([train_steps(PLANS["saved"], text, 5, checkpoint_dir=str(folder), checkpoint_every=2)])
-    assert [Path(path).name for path in ranks[0].checkpoints] == ["step-00000002", "step-00000004", "step-00000005"]
+    (trained,) = ranks.run([train_steps(PLANS["saved"], text, 5, checkpoint_dir=str(folder), checkpoint_every=2)])
+    assert [Path(path).name for path in trained[0].checkpoints] == ["step-00000002", "step-00000004", "step-00000005"]
     return folder
 
 
@@ -61,7 +61,9 @@ def reference_of(text: Path, num_steps: int) -> Reference:
     return train_reference(MODEL, text, seq_len=SEQ_LEN, batch_size=4, num_steps=num_steps, learning_rate=LEARNING_RATE)
 
 
-def test_resuming_under_other_plans_continues_and_recuts_to_the_bit(saved: Path, text: Path, tmp_path: Path) -> None:
+def test_resuming_under_other_plans_continues_and_recuts_to_the_bit(
+    ranks: Ranks, saved: Path, text: Path, tmp_path: Path
+) -> None:
     names = [name for name in PLANS if name != "saved"]
     recut = [
         Job(
@@ -73,16 +75,16 @@ def test_resuming_under_other_plans_continues_and_recuts_to_the_bit(saved: Path,
         for name in names
     ]
     resumed = [train_steps(PLANS[name], text, 8, resume=str(saved)) for name in names]
-    outcomes = run_jobs(recut + resumed)
+    outcomes = ranks.run(recut + resumed)
     original = read_whole(saved / "step-00000005")
     for name in names:
         again = read_whole(tmp_path / name / "step-00000005")
         for tensor, values in original.items():
             assert torch.equal(again[tensor], values), (name, tensor)
     uninterrupted = reference_of(text, 8)
-    for name, ranks in zip(names, outcomes[len(names) :], strict=True):
-        assert ranks[0].losses == pytest.approx(uninterrupted.losses[5:], rel=1e-10, abs=0), name
-        assert ranks[0].notices == [f"resumed from {saved / 'step-00000005'} after step 5"]
+    for name, trained in zip(names, outcomes[len(names) :], strict=True):
+        assert trained[0].losses == pytest.approx(uninterrupted.losses[5:], rel=1e-10, abs=0), name
+        assert trained[0].notices == [f"resumed from {saved / 'step-00000005'} after step 5"]
 
 
 def test_a_checkpoint_holds_the_weights_and_moments_of_one_process(saved: Path, text: Path) -> None:
@@ -114,7 +116,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def test_damaged_checkpoints_are_passed_over_or_refused(saved: Path, text: Path, tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_passed_over_or_refused(ranks: Ranks, saved: Path, text: Path, tmp_path: Path) -> None:
     plan = PLANS["three ranks"]
     latest, named = [], []
     for name, (damage, _) in DAMAGES.items():
@@ -129,7 +131,7 @@ def test_damaged_checkpoints_are_passed_over_or_refused(saved: Path, text: Path,
     for step in hopeless.iterdir():
         truncate(step / ".metadata")
     jobs = [*named, *latest, train_steps(plan, text, 6, checkpoint_dir=str(hopeless), resume="latest")]
-    outcomes = run_jobs(jobs)
+    outcomes = ranks.run(jobs)
     expected = reference_of(text, 6).losses[4:]
     for index, (name, (_, reason)) in enumerate(DAMAGES.items()):
         for error in outcomes[index]:
@@ -144,7 +146,7 @@ def test_damaged_checkpoints_are_passed_over_or_refused(saved: Path, text: Path,
         assert error.message.count("passed over") == 3
 
 
-def test_what_does_not_belong_together_is_refused(saved: Path, text: Path, tmp_path: Path) -> None:
+def test_what_does_not_belong_together_is_refused(ranks: Ranks, saved: Path, text: Path, tmp_path: Path) -> None:
     plan = PLANS["saved"]
     other = make_plan(make_model(num_layers=2, hidden_size=12, ffn_size=14, vocab_size=257), [[2, 1], [1]])
     elsewhere = write_text(tmp_path, 500)
@@ -170,20 +172,22 @@ def test_what_does_not_belong_together_is_refused(saved: Path, text: Path, tmp_p
             TrainingError,
         ),
     }
-    outcomes = run_jobs([job for job, _ in cases.values()])
+    outcomes = ranks.run([job for job, _ in cases.values()])
     for (message, (_, kind)), errors in zip(cases.items(), outcomes, strict=True):
         for error in errors:
             assert isinstance(error, kind), (message, error)
             assert message in str(error)
 
 
-def test_a_signal_to_one_rank_stops_all_and_the_rest_is_done_on_resuming(text: Path, tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_stops_all_and_the_rest_is_done_on_resuming(
+    ranks: Ranks, text: Path, tmp_path: Path
+) -> None:
     plan = PLANS["three ranks"]
     late = train_steps(plan, text, 8, checkpoint_dir=str(tmp_path / "late"), resume="latest")
     early = train_steps(plan, text, 8, checkpoint_dir=str(tmp_path / "early"), resume="latest")
     stopped_late = dataclasses.replace(late, run=stop_job, arguments=(1, 3))
     stopped_early = dataclasses.replace(early, run=stop_job, arguments=(0, 0))
-    stop, early_stop, rest, whole = run_jobs([stopped_late, stopped_early, late, early])
+    stop, early_stop, rest, whole = ranks.run([stopped_late, stopped_early, late, early])
     for errors, step in ((stop, 3), (early_stop, 0)):
         for error in errors:
             assert isinstance(error, InterruptedRunError)

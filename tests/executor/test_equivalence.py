@@ -10,7 +10,7 @@ from cephalo_cli.artifacts import Model, Plan
 from cephalo_cli.executor import TrainOptions
 from cephalo_cli.schedule import COLLECTIVES, Op, plan_stages, rank_records
 from tests.executor.plans import SEQ_LEN, make_model, make_plan
-from tests.executor.ranks import Job, Trained, run_jobs, train_job
+from tests.executor.ranks import Job, Ranks, Trained, train_job
 from tests.executor.reference import train_reference, write_text
 
 NUM_STEPS = 10
@@ -58,8 +58,8 @@ def make_jobs(plans: Sequence[Plan], text: Path) -> list[Job]:
     return [Job(plan=plan, options=options, run=train_job) for plan in plans]
 
 
-def test_every_plan_trains_like_one_process(text: Path) -> None:
-    outcomes = dict(zip(PLANS, run_jobs(make_jobs(list(PLANS.values()), text)), strict=True))
+def test_every_plan_trains_like_one_process(ranks: Ranks, text: Path) -> None:
+    outcomes = dict(zip(PLANS, ranks.run(make_jobs(list(PLANS.values()), text)), strict=True))
     references = {}
     for name, plan in PLANS.items():
         key = (plan.model.model_dump_json(), plan.global_batch_size)
@@ -72,18 +72,18 @@ def test_every_plan_trains_like_one_process(text: Path) -> None:
                 num_steps=NUM_STEPS,
                 learning_rate=LEARNING_RATE,
             )
-        ranks: list[Trained] = outcomes[name]
-        assert ranks[0].losses == pytest.approx(references[key].losses, rel=1e-10, abs=0), name
-        assert ranks[0].grad_norms == pytest.approx(references[key].grad_norms, rel=1e-9, abs=0), name
-        assert ranks[0].losses[-1] is not None
-        assert ranks[0].losses[-1] < references[key].losses[0] - 0.1, name
-        check_records(name, plan, ranks)
-        check_collectives(name, plan, ranks)
+        trained: list[Trained] = outcomes[name]
+        assert trained[0].losses == pytest.approx(references[key].losses, rel=1e-10, abs=0), name
+        assert trained[0].grad_norms == pytest.approx(references[key].grad_norms, rel=1e-9, abs=0), name
+        assert trained[0].losses[-1] is not None
+        assert trained[0].losses[-1] < references[key].losses[0] - 0.1, name
+        check_records(name, plan, trained)
+        check_collectives(name, plan, trained)
 
 
-def check_records(name: str, plan: Plan, ranks: Sequence[Trained]) -> None:
+def check_records(name: str, plan: Plan, trained: Sequence[Trained]) -> None:
     """What was run is what the schedule says, in every step."""
-    for planned, rank in zip(plan.ranks, ranks, strict=True):
+    for planned, rank in zip(plan.ranks, trained, strict=True):
         expected = rank_records(
             plan_stages(plan),
             num_microbatches=len(planned.microbatch_sizes),
@@ -93,23 +93,23 @@ def check_records(name: str, plan: Plan, ranks: Sequence[Trained]) -> None:
         assert rank.records == expected * NUM_STEPS, name
 
 
-def check_collectives(name: str, plan: Plan, ranks: Sequence[Trained]) -> None:
+def check_collectives(name: str, plan: Plan, trained: Sequence[Trained]) -> None:
     """Ranks start the same collectives; their number a unit does not depend on the microbatches."""
-    assert all(rank.collectives == ranks[0].collectives for rank in ranks), name
-    in_records = [record for record in ranks[0].records if record.op in COLLECTIVES]
-    if len(ranks) == 1:
-        assert ranks[0].collectives == []
+    assert all(rank.collectives == trained[0].collectives for rank in trained), name
+    in_records = [record for record in trained[0].records if record.op in COLLECTIVES]
+    if len(trained) == 1:
+        assert trained[0].collectives == []
         return
-    assert len(ranks[0].collectives) == len(in_records), name
+    assert len(trained[0].collectives) == len(in_records), name
     if plan.schedule == "layer-major":
-        counts = Counter(ranks[0].collectives)
+        counts = Counter(trained[0].collectives)
         for unit in plan_stages(plan).units:
             assert counts["all_gather", unit.name] <= 2 * NUM_STEPS, (name, unit.name)
             assert counts["reduce_scatter", unit.name] == NUM_STEPS, (name, unit.name)
-    assert Counter(record.op for record in ranks[0].records)[Op.OPTIMIZER_STEP] == NUM_STEPS
+    assert Counter(record.op for record in trained[0].records)[Op.OPTIMIZER_STEP] == NUM_STEPS
 
 
-def test_dropout_depends_on_neither_recompute_nor_the_split(text: Path) -> None:
+def test_dropout_depends_on_neither_recompute_nor_the_split(ranks: Ranks, text: Path) -> None:
     model = GPT.model_copy(update={"dropout": 0.2})
     plans = [
         make_plan(model, [[5]]),
@@ -117,7 +117,7 @@ def test_dropout_depends_on_neither_recompute_nor_the_split(text: Path) -> None:
         make_plan(model, [[2, 1], [2]], [0.3, 0.7]),
         make_plan(model, [[1, 1], [], [1, 2]], [0.3, 0.3, 0.4], recompute=[False, True, False]),
     ]
-    on, off, *split = (ranks[0].losses for ranks in run_jobs(make_jobs(plans, text)))
+    on, off, *split = (trained[0].losses for trained in ranks.run(make_jobs(plans, text)))
     assert on == off
     reference = train_reference(
         model, text, seq_len=SEQ_LEN, batch_size=5, num_steps=NUM_STEPS, learning_rate=LEARNING_RATE
@@ -130,7 +130,7 @@ def test_dropout_depends_on_neither_recompute_nor_the_split(text: Path) -> None:
     assert abs(reference.losses[0] - without.losses[0]) > 1e-6
 
 
-def test_torch_engines_train_like_one_process(text: Path) -> None:
+def test_torch_engines_train_like_one_process(ranks: Ranks, text: Path) -> None:
     models: dict[str, Model] = {"gpt": GPT, "tied": TIED, "llama": LLAMA}
     jobs, expected = [], []
     for model in models.values():
@@ -147,7 +147,7 @@ def test_torch_engines_train_like_one_process(text: Path) -> None:
             even = options.model_copy(update={"even_split": True})
             jobs += [Job(plan=plan, options=options, run=train_job), Job(plan=uneven, options=even, run=train_job)]
             expected += [reference, short]
-    for job, ranks, reference in zip(jobs, run_jobs(jobs), expected, strict=True):
+    for job, trained, reference in zip(jobs, ranks.run(jobs), expected, strict=True):
         name = (job.options.engine, job.plan.model.name, job.options.even_split)
-        assert ranks[0].losses == pytest.approx(reference.losses, rel=1e-10, abs=0), name
-        assert ranks[0].grad_norms == pytest.approx(reference.grad_norms, rel=1e-9, abs=0), name
+        assert trained[0].losses == pytest.approx(reference.losses, rel=1e-10, abs=0), name
+        assert trained[0].grad_norms == pytest.approx(reference.grad_norms, rel=1e-9, abs=0), name

@@ -1,0 +1,142 @@
+"""Which sample comes when, and where tokens come from."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cephalo_cli.errors import ArtifactError, CephaloError, UsageError
+from cephalo_cli.executor.data import Batches, TokenSource, count_tokens, open_source
+
+
+def open_text(folder: Path, num_bytes: int, seq_len: int = 4) -> TokenSource:
+    path = folder / "text.txt"
+    path.write_bytes(bytes(position % 251 for position in range(num_bytes)))
+    return open_source(str(path), seq_len=seq_len, vocab_size=256, seed=0)
+
+
+@pytest.mark.parametrize("split", [[[3], [1], [1], [2], [1]], [[8]], [[2, 2], [], [1, 3]]])
+def test_each_sample_comes_once_an_epoch_to_one_rank(tmp_path: Path, split: list[list[int]]) -> None:
+    source = open_text(tmp_path, 24 * 4 + 1)
+    batches = Batches(source, split, seed=3)
+    for epoch in range(2):
+        seen: list[int] = []
+        for step in range(3):
+            position = epoch * 24 + step * 8
+            expected = batches.sample_indices(position)
+            rows = [
+                microbatch.tokens[row, 0].item()
+                for rank in range(len(split))
+                for microbatch in batches.of_rank(rank, position)
+                for row in range(len(microbatch.tokens))
+            ]
+            assert rows == [source.sample(index)[0] for index in expected]
+            seen += expected
+        assert sorted(seen) == list(range(24))
+
+
+def test_order_depends_on_seed_and_epoch_alone(tmp_path: Path) -> None:
+    source = open_text(tmp_path, 200)
+    one, other = Batches(source, [[2, 1], [3]], 0), Batches(source, [[6]], 0)
+    orders = [one.sample_indices(position) for position in range(0, 90, 6)]
+    assert orders == [other.sample_indices(position) for position in range(0, 90, 6)]
+    assert orders != [Batches(source, [[6]], 1).sample_indices(position) for position in range(0, 90, 6)]
+    first, second = ([one.sample_indices(epoch * 49 + entry)[0] for entry in range(49)] for epoch in range(2))
+    assert sorted(first) == sorted(second) == list(range(49))
+    assert first != second
+
+
+def test_batches_run_on_into_the_next_epoch(tmp_path: Path) -> None:
+    batches = Batches(open_text(tmp_path, 7 * 4 + 1), [[5]], 0)
+    order = [index for step in range(7) for index in batches.sample_indices(step * 5)]
+    for epoch in range(5):
+        assert sorted(order[epoch * 7 : epoch * 7 + 7]) == list(range(7))
+
+
+def test_samples_of_microbatches_are_their_places_in_the_global_batch(tmp_path: Path) -> None:
+    batches = Batches(open_text(tmp_path, 200), [[2, 1], [], [3]], 0)
+    assert [microbatch.samples for microbatch in batches.of_rank(0, 0)] == [(0, 1), (2,)]
+    assert batches.of_rank(1, 0) == []
+    assert [microbatch.samples for microbatch in batches.of_rank(2, 6)] == [(3, 4, 5)]
+
+
+def test_targets_are_the_tokens_after(tmp_path: Path) -> None:
+    source = open_text(tmp_path, 41)
+    (microbatch,) = Batches(source, [[10]], 0).of_rank(0, 0)
+    assert microbatch.tokens.shape == microbatch.targets.shape == (10, 4)
+    assert ((microbatch.tokens + 1) == microbatch.targets).all()
+    assert count_tokens([microbatch]) == 40
+    microbatch.targets[3] = -100
+    assert count_tokens([microbatch]) == 36
+
+
+def test_a_folder_is_its_visible_files_in_order(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x.txt").write_bytes(b"second")
+    (tmp_path / "a.txt").write_bytes(b"first")
+    (tmp_path / ".hidden").write_bytes(b"no")
+    source = open_source(str(tmp_path), seq_len=11, vocab_size=256, seed=0)
+    assert source.num_samples == 1
+    assert bytes(source.sample(0).tolist()) == b"first\nsecond"
+
+
+def test_the_standard_library_is_text_on_every_machine() -> None:
+    one, again = (open_source("python-stdlib", seq_len=64, vocab_size=256, seed=0) for _ in range(2))
+    assert one.digest == again.digest
+    assert one.num_samples > 10_000
+    words = b"".join(bytes(one.sample(index).tolist()) for index in range(200))
+    assert b"import " in words
+
+
+def test_random_tokens_depend_on_seed_and_sample(tmp_path: Path) -> None:
+    one, again = (open_source("random", seq_len=6, vocab_size=11, seed=1) for _ in range(2))
+    other = open_source("random", seq_len=6, vocab_size=11, seed=2)
+    assert (one.sample(3) == again.sample(3)).all()
+    assert (one.sample(3) != one.sample(4)).any()
+    assert (one.sample(3) != other.sample(3)).any()
+    drawn = np.concatenate([one.sample(index) for index in range(100)])
+    assert set(drawn.tolist()) == set(range(11))
+    assert one.digest == again.digest != other.digest
+    assert not list(tmp_path.iterdir())
+
+
+def test_token_files(tmp_path: Path) -> None:
+    tokens = np.arange(50, dtype=np.int32) * 3
+    np.save(tmp_path / "tokens.npy", tokens)
+    tokens.astype("<u2").tofile(tmp_path / "tokens.bin")
+    for name in ("tokens.npy", "tokens.bin"):
+        source = open_source(str(tmp_path / name), seq_len=7, vocab_size=148, seed=0)
+        assert source.num_samples == 7
+        assert source.sample(2).tolist() == (tokens[14:22]).tolist()
+
+
+def refuse(message: str, kind: type[CephaloError], name: str, vocab_size: int = 256) -> None:
+    with pytest.raises(kind, match=message):
+        open_source(name, seq_len=4, vocab_size=vocab_size, seed=0)
+
+
+def test_data_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"abc" * 10)
+    refuse("text is read as bytes, which need 256 token ids, the model has 255", UsageError, str(text), 255)
+    refuse("no such file or folder", ArtifactError, str(tmp_path / "missing"))
+    refuse("cannot be read as tokens", ArtifactError, str(tmp_path / "missing.npy"))
+    np.save(tmp_path / "wrong.npy", np.zeros((2, 2)))
+    refuse(
+        r"holds float64 of shape \(2, 2\), expected integers in one dimension", ArtifactError, f"{tmp_path}/wrong.npy"
+    )
+    np.save(tmp_path / "large.npy", np.array([0, 300, 5]))
+    refuse("holds token ids from 0 to 300, the model has 0 to 255", UsageError, f"{tmp_path}/large.npy")
+    np.save(tmp_path / "negative.npy", np.array([0, -1, 5]))
+    refuse("holds token ids from -1 to 5", UsageError, f"{tmp_path}/negative.npy")
+    np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object))
+    refuse("cannot be read as tokens", ArtifactError, f"{tmp_path}/objects.npy")
+    with pytest.raises(UsageError, match="the data has 7 samples, one step takes 8"):
+        Batches(open_source(str(text), seq_len=4, vocab_size=256, seed=0), [[4], [4]], 0)
+
+
+def test_sequence_length_and_content_change_the_digest(tmp_path: Path) -> None:
+    first = open_text(tmp_path, 100)
+    assert open_text(tmp_path, 100).digest == first.digest
+    assert open_text(tmp_path, 100, seq_len=5).digest != first.digest
+    assert open_text(tmp_path, 101).digest != first.digest
