@@ -1,6 +1,7 @@
 """What a cluster, a model and a profile say."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from cephalo_cli.artifacts import Cluster, Model, Profile
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitProfile
@@ -121,7 +122,6 @@ def describe_profile(profile: Profile) -> list[Part]:
                 Column(key="backward_s", title="backward", kind="seconds"),
                 Column(key="working_bytes", title="working", kind="bytes"),
                 Column(key="saved_bytes", title="saved", kind="bytes"),
-                Column(key="flags", title="flags"),
             ),
             rows=tuple(
                 _curve_point(name, kind, unit, index)
@@ -129,6 +129,7 @@ def describe_profile(profile: Profile) -> list[Part]:
                 for kind, unit in device.units.items()
                 for index in sorted({0, len(unit.microbatch) - 1})
             ),
+            notes=tuple(_flags(profile)),
         ),
         Sheet(
             name="devices",
@@ -148,6 +149,17 @@ def describe_profile(profile: Profile) -> list[Part]:
     ]
 
 
+def _flags(profile: Profile) -> Iterator[str]:
+    """Say what looked odd, and where; what looked odd in several places is said once."""
+    places: dict[str, list[str]] = {}
+    for name, device in profile.devices.items():
+        for kind, unit in device.units.items():
+            for flag in unit.flags:
+                places.setdefault(flag, []).append(f"{name} {kind}")
+    for flag, where in places.items():
+        yield f"{', '.join(where)}: {flag}"
+
+
 def _curve_point(name: str, kind: str, unit: UnitProfile, index: int) -> dict[str, Value]:
     return {
         "device": name,
@@ -157,7 +169,6 @@ def _curve_point(name: str, kind: str, unit: UnitProfile, index: int) -> dict[st
         "backward_s": unit.backward_s[index],
         "working_bytes": unit.working_bytes[index],
         "saved_bytes": None if unit.saved_bytes is None else unit.saved_bytes[index],
-        "flags": list(unit.flags) or None if index == 0 else None,
     }
 
 

@@ -204,7 +204,7 @@ def _cell(part: Sheet, number: int, column: Column, value: Value) -> "Renderable
     from rich.text import Text
 
     words = shown(value, column.kind)
-    if (number, column.key) in part.bad:
+    if value is not None and (number, column.key) in part.bad:
         return Text(f"{words} {BAD_MARK}", style="bold red")
     return Text(words)
 

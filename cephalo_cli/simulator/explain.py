@@ -21,26 +21,31 @@ def bottleneck(report: Report) -> str:
     step_s = report.step_s
     if step_s == 0:
         return "Nothing in the profile takes any time."
-    busiest = max(report.ranks, key=lambda rank: rank.compute_s)
-    gather, reduce = busiest.exposed_gather_s or 0.0, busiest.exposed_reduce_s or 0.0
+    critical = min(report.ranks, key=lambda rank: (round(_waits_for_others(rank) / step_s, 3), -rank.compute_s))
+    gather, reduce = critical.exposed_gather_s or 0.0, critical.exposed_reduce_s or 0.0
+    slowest = max(report.ranks, key=lambda rank: rank.optimizer_s or 0.0)
     parts = {
-        "compute": (busiest.forward_s or 0.0) + (busiest.backward_s or 0.0),
-        "network": gather + reduce - (busiest.late_s or 0.0),
-        "copy": busiest.exposed_copy_s or 0.0,
-        "optimizer": max(rank.optimizer_s or 0.0 for rank in report.ranks),
+        "compute": (critical.forward_s or 0.0) + (critical.backward_s or 0.0),
+        "network": gather + reduce - (critical.late_s or 0.0),
+        "copy": critical.exposed_copy_s or 0.0,
+        "optimizer": slowest.optimizer_s or 0.0,
     }
     most = max(parts, key=lambda part: parts[part])
     share = format_percent(parts[most] / step_s)
-    who = _who(busiest)
     if most == "compute":
-        return _compute_bound(report, busiest, share)
+        return _compute_bound(report, critical, share)
     if most == "copy":
-        return f"Copies to and from host memory: {who} waits for them {share} of the step."
+        return f"Copies to and from host memory: {_who(critical)} waits for them {share} of the step."
     if most == "optimizer":
-        slowest = max(report.ranks, key=lambda rank: rank.optimizer_s or 0.0)
         return f"The optimizer: {_who(slowest)} spends {share} of the step in it."
-    what = "mostly for parameters" if gather > reduce else "mostly for gradients"
-    return f"The network: even {who}, the busiest, waits for it {share} of the step, {what}."
+    what = "parameters" if gather > reduce else "gradients"
+    return f"The network: even {_who(critical)} waits for it {share} of the step, mostly for {what}."
+
+
+def _waits_for_others(rank: RankReport) -> float:
+    """Seconds in which a rank waits for nothing but slower ranks; the rank with the least sets the pace."""
+    named = (rank.exposed_gather_s or 0.0) + (rank.exposed_reduce_s or 0.0) + (rank.exposed_copy_s or 0.0)
+    return (rank.late_s or 0.0) + max(0.0, rank.wait_s - named)
 
 
 def shortfalls(report: Report) -> tuple[str, ...]:
@@ -91,16 +96,15 @@ def difference(ready: Setting, play: StepPlay) -> str | None:
     return f"The step is {format_percent(abs(off))} {word} than the closed form says, because of {'; '.join(told)}."
 
 
-def _compute_bound(report: Report, busiest: RankReport, share: str) -> str:
-    slack = BALANCED * busiest.compute_s
-    busy = [rank for rank in report.ranks if rank.compute_s >= busiest.compute_s - slack]
+def _compute_bound(report: Report, critical: RankReport, share: str) -> str:
+    busy = [rank for rank in report.ranks if rank.compute_s >= (1 - BALANCED) * critical.compute_s]
     if len(busy) == len(report.ranks):
         many = "its only rank computes" if len(busy) == 1 else "all ranks are equally busy and compute"
         return f"Compute: {many} {share} of the step."
     if len(busy) == 1:
-        return f"Compute of {_who(busiest)}: {share} of the step, and the other ranks wait for it."
+        return f"Compute of {_who(critical)}: {share} of the step, and the other ranks wait for it."
     return (
-        f"Compute of {len(busy)} of {len(report.ranks)} ranks, such as {_who(busiest)}: {share} of the step, "
+        f"Compute of {len(busy)} of {len(report.ranks)} ranks, such as {_who(critical)}: {share} of the step, "
         "and the other ranks wait for them."
     )
 

@@ -142,6 +142,7 @@ def make_plan(
     step = step_stages(schedule, model_units(basis.model), max(len(mine) for mine in sizes))
     estimate = step_estimate(basis, choices, step)
     samples = sum(sum(mine) for mine in sizes)
+    samples_per_s = samples / estimate.step_s if estimate.step_s else 0.0
     ranks = [
         RankPlan(
             rank=place.rank,
@@ -168,8 +169,8 @@ def make_plan(
         ranks=tuple(ranks),
         expected=ExpectedStep(
             step_s=estimate.step_s,
-            samples_per_s=samples / estimate.step_s,
-            tokens_per_s=samples * basis.seq_len / estimate.step_s,
+            samples_per_s=samples_per_s,
+            tokens_per_s=samples_per_s * basis.seq_len,
             bound=estimate.bound,
         ),
         solver=SolverProof(status="heuristic", lower_bound_s=0.0, gap=1.0),
