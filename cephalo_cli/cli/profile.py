@@ -1,5 +1,6 @@
 """``cephalo profile``: what the hardware does, measured here, imported, or estimated."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,8 +10,10 @@ from cephalo_cli.cli.options import Dtype, Force, Json, OutputPath, Quiet
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cephalo_cli.artifacts import Cluster, Profile
+    from cephalo_cli.artifacts import Cluster, Model, Profile
     from cephalo_cli.artifacts.base import InputFile
+    from cephalo_cli.cli.output import ProgressCallback
+    from cephalo_cli.runtime.launch import RankEnvironment
 
 __all__ = ["NAME", "SUMMARY", "command"]
 
@@ -44,6 +47,10 @@ def command(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Estimate from the catalog instead of measuring here.")
     ] = False,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(metavar="PROFILE", help="With --estimate: correct it by a short measurement on the same card."),
+    ] = None,
     from_table: Annotated[
         str | None, typer.Option(metavar="LATENCY.csv", help="Import block latencies measured elsewhere.")
     ] = None,
@@ -67,78 +74,38 @@ def command(
     """
     import os
 
+    from cephalo_cli.artifacts import store
     from cephalo_cli.catalog import load_model
     from cephalo_cli.cli.output import Output
-    from cephalo_cli.errors import UsageError
     from cephalo_cli.runtime.launch import external_launcher
 
     external = external_launcher(os.environ)
     speaks = external is None or external.rank == 0
     out = Output(json=json, quiet=quiet or not speaks, path=output)
-    measured = not estimate and from_table is None
-    _refuse_contradictions(
+    wanted = _Wanted(
         cluster=cluster,
         gpus=gpus,
+        seq_len=seq_len,
+        dtype=dtype,
+        max_microbatch=max_microbatch,
+        max_seconds=max_seconds,
         estimate=estimate,
+        calibrate=calibrate,
         from_table=from_table,
         memory_table=memory_table,
         memory_cluster=memory_cluster,
-        max_microbatch=max_microbatch,
-        max_seconds=max_seconds,
     )
+    _refuse_contradictions(wanted)
     if output is not None and speaks:
-        from cephalo_cli.artifacts import store
-
         store.check_writable(output, force=force)
-    shape, model_inputs = load_model(model)
-    if shape.family == "vit" and seq_len is not None:
-        raise UsageError("--seq-len is not for vit: its length follows from the image", hint="leave it out")
-    if shape.family != "vit" and seq_len is None:
-        raise UsageError("--seq-len is missing: how many tokens has one sample?", hint="such as --seq-len 1024")
-    length = seq_len or shape.tokens_per_sample(0)
-    if shape.max_seq_len is not None and length > shape.max_seq_len:
-        raise UsageError(
-            f"--seq-len is {length}, but {shape.name} takes at most {shape.max_seq_len} tokens",
-            hint="shorten it, or raise the model's max_seq_len",
-        )
-    wanted, cluster_inputs = _cluster(cluster, gpus)
-    inputs = (*cluster_inputs, *model_inputs)
-    profile: Profile | None
-    with out.progress("profiling" if measured else "estimating" if estimate else "importing") as progress:
-        if estimate:
-            from cephalo_cli.profiler import estimate_profile
-
-            profile = estimate_profile(
-                wanted, shape, seq_len=seq_len, dtype=dtype, max_microbatch=max_microbatch or LARGEST_ESTIMATED
-            )
-        elif from_table is not None and memory_table is not None:
-            from cephalo_cli.profiler import import_profile
-
-            profile = import_profile(
-                wanted,
-                shape,
-                seq_len=seq_len,
-                dtype=dtype,
-                latency_csv=from_table,
-                memory_csv=memory_table,
-                memory_cluster=memory_cluster,
-            )
-        else:
-            from cephalo_cli.profiler import profile_cluster
-
-            profile = profile_cluster(
-                wanted,
-                shape,
-                seq_len=length,
-                dtype=dtype,
-                max_seconds=max_seconds or DEFAULT_SECONDS,
-                progress=progress,
-                external=external,
-                max_microbatch=max_microbatch or LARGEST_MEASURED,
-            )
+    shape, inputs = load_model(model)
+    _check_length(shape, seq_len)
+    devices, cluster_inputs = _cluster(cluster, gpus)
+    with out.progress("profiling") as progress:
+        profile, more = wanted.make(devices, shape, progress, external)
     if profile is None:
         return
-    profile = profile.model_copy(update={"inputs": (*inputs, *profile.inputs)})
+    profile = profile.model_copy(update={"inputs": (*cluster_inputs, *inputs, *more)})
 
     def tables() -> "list[RenderableType]":
         from cephalo_cli.reporting import artifact_tables
@@ -150,39 +117,144 @@ def command(
         out.hint(f"cephalo plan {output} --batch-size 32 -o plans/{profile.cluster.name}.json")
 
 
-def _refuse_contradictions(
-    *,
-    cluster: str | None,
-    gpus: str | None,
-    estimate: bool,
-    from_table: str | None,
-    memory_table: str | None,
-    memory_cluster: str | None,
-    max_microbatch: int | None,
-    max_seconds: float | None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """The options of the command."""
+
+    cluster: str | None
+    gpus: str | None
+    seq_len: int | None
+    dtype: Dtype
+    max_microbatch: int | None
+    max_seconds: float | None
+    estimate: bool
+    calibrate: str | None
+    from_table: str | None
+    memory_table: str | None
+    memory_cluster: str | None
+
+    def make(
+        self, cluster: "Cluster", model: "Model", progress: "ProgressCallback", external: "RankEnvironment | None"
+    ) -> "tuple[Profile | None, tuple[InputFile, ...]]":
+        """Estimate, import or measure; None in the other ranks of an outer launcher. Also the files that were read."""
+        from cephalo_cli.artifacts import Profile, store
+
+        if self.estimate:
+            from cephalo_cli.profiler import estimate_profile
+
+            known = None if self.calibrate is None else store.read_input(self.calibrate, Profile)
+            profile = estimate_profile(
+                cluster,
+                model,
+                seq_len=self.seq_len,
+                dtype=self.dtype,
+                max_microbatch=self.max_microbatch or LARGEST_ESTIMATED,
+                calibration=None if known is None else known[0],
+            )
+            return profile, () if known is None else (known[1],)
+        if self.from_table is not None and self.memory_table is not None:
+            from cephalo_cli.profiler import import_profile
+
+            profile = import_profile(
+                cluster,
+                model,
+                seq_len=self.seq_len,
+                dtype=self.dtype,
+                latency_csv=self.from_table,
+                memory_csv=self.memory_table,
+                memory_cluster=self.memory_cluster,
+            )
+            return profile, (store.input_file(self.from_table), store.input_file(self.memory_table))
+
+        from cephalo_cli.profiler import profile_cluster
+
+        measured = profile_cluster(
+            cluster,
+            model,
+            seq_len=self.seq_len or model.tokens_per_sample(0),
+            dtype=self.dtype,
+            max_microbatch=self.max_microbatch or LARGEST_MEASURED,
+            max_seconds=self.max_seconds or DEFAULT_SECONDS,
+            progress=progress,
+            external=external,
+        )
+        return measured, ()
+
+
+def _refuse_contradictions(wanted: _Wanted) -> None:
     from cephalo_cli.errors import UsageError
 
-    if cluster is not None and gpus is not None:
-        raise UsageError("CLUSTER and --gpus both say which devices there are", hint="leave one out")
-    if estimate and from_table is not None:
-        raise UsageError("--estimate and --from-table exclude each other", hint="leave one out")
-    if (from_table is None) != (memory_table is None):
-        raise UsageError("--from-table and --memory-table go together", hint="give both or none")
-    if memory_cluster is not None and memory_table is None:
-        raise UsageError("--memory-cluster has no effect without --memory-table", hint="leave it out")
-    if from_table is not None and max_microbatch is not None:
-        raise UsageError("--max-microbatch has no effect on imported tables", hint="leave it out")
-    if max_seconds is not None and (estimate or from_table is not None):
-        raise UsageError("--max-seconds is the budget of measuring", hint="leave it out")
-    if max_seconds is not None and max_seconds <= 0:
-        raise UsageError(f"--max-seconds is {max_seconds:g}, expected seconds above 0")
-    if cluster is None and gpus is None and (estimate or from_table is not None):
-        raise UsageError("which devices? no CLUSTER and no --gpus given", hint="such as --gpus rtx-3090:2,rtx-4090")
-    if gpus is not None and not estimate and from_table is None:
-        raise UsageError(
+    measuring = not wanted.estimate and wanted.from_table is None
+    contradictions = (
+        (
+            wanted.cluster is not None and wanted.gpus is not None,
+            "CLUSTER and --gpus both say which devices there are",
+            "leave one out",
+        ),
+        (
+            wanted.estimate and wanted.from_table is not None,
+            "--estimate and --from-table exclude each other",
+            "leave one out",
+        ),
+        (
+            wanted.calibrate is not None and not wanted.estimate,
+            "--calibrate has no effect without --estimate",
+            "add --estimate",
+        ),
+        (
+            (wanted.from_table is None) != (wanted.memory_table is None),
+            "--from-table and --memory-table go together",
+            "give both or none",
+        ),
+        (
+            wanted.memory_cluster is not None and wanted.memory_table is None,
+            "--memory-cluster has no effect without --memory-table",
+            "leave it out",
+        ),
+        (
+            wanted.from_table is not None and wanted.max_microbatch is not None,
+            "--max-microbatch has no effect on imported tables",
+            "leave it out",
+        ),
+        (
+            wanted.max_seconds is not None and not measuring,
+            "--max-seconds is the budget of measuring",
+            "leave it out",
+        ),
+        (
+            wanted.max_seconds is not None and wanted.max_seconds <= 0,
+            f"--max-seconds is {wanted.max_seconds}, expected seconds above 0",
+            None,
+        ),
+        (
+            wanted.cluster is None and wanted.gpus is None and not measuring,
+            "which devices? no CLUSTER and no --gpus given",
+            "such as --gpus rtx-3090:2,rtx-4090",
+        ),
+        (
+            wanted.gpus is not None and measuring,
             "--gpus names devices of the catalog, which this machine need not have",
-            hint="add --estimate, or measure with a CLUSTER file",
+            "add --estimate, or measure with a CLUSTER file",
+        ),
+    )
+    for contradicts, message, hint in contradictions:
+        if contradicts:
+            raise UsageError(message, hint=hint)
+
+
+def _check_length(model: "Model", seq_len: int | None) -> None:
+    from cephalo_cli.errors import UsageError
+
+    if model.family == "vit":
+        if seq_len is not None:
+            raise UsageError("--seq-len is not for vit: its length follows from the image", hint="leave it out")
+        return
+    if seq_len is None:
+        raise UsageError("--seq-len is missing: how many tokens has one sample?", hint="such as --seq-len 1024")
+    if model.max_seq_len is not None and seq_len > model.max_seq_len:
+        raise UsageError(
+            f"--seq-len is {seq_len}, but {model.name} takes at most {model.max_seq_len} tokens",
+            hint="shorten it, or raise the model's max_seq_len",
         )
 
 
