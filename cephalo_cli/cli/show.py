@@ -53,7 +53,7 @@ def command(
     if plot is not None:
         from cephalo_cli.reporting import plot_artifact
 
-        plot_artifact(artifacts, plot, force=force)
+        plot_artifact(artifacts, plot, names=files, force=force)
     if len(artifacts) == 1:
 
         def tables() -> "list[RenderableType]":
