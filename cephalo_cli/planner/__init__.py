@@ -1,1 +1,6 @@
-"""From a profile to a proven optimal plan."""
+"""The planner: who computes how much and who stores how much, proven best under the cost model."""
+
+from cephalo_cli.planner.check import check_plan
+from cephalo_cli.planner.make import make_all_plans, make_plan
+
+__all__ = ["check_plan", "make_all_plans", "make_plan"]

@@ -1,0 +1,151 @@
+"""Verifies a plan from its own content: every sum, byte and second in it, counted again by `recount`.
+
+Shares no code with the search or the cost model, so that it can catch them out.
+"""
+
+import math
+from typing import NoReturn
+
+from cephalo_cli.artifacts.plan import Plan, RankPlan
+from cephalo_cli.errors import ArtifactError
+from cephalo_cli.planner.recount import RankAccount, StepAccount
+from cephalo_cli.quantities import format_bytes, format_seconds
+
+__all__ = ["check_plan"]
+
+CLOSE = 1e-9
+"""Relative difference of seconds that rounding may cause."""
+
+ROUNDED_BYTES = 2
+"""Difference of bytes that rounding may cause."""
+
+
+def check_plan(plan: Plan) -> None:
+    """Verify a plan: splits, settings, memory of every rank (start-up included), expected times, proof, alternatives.
+
+    Raises:
+        ArtifactError: A number does not hold; the message names its field, what was found and what was expected.
+    """
+    account = StepAccount(plan)
+    _check_splits(plan)
+    verified: set[int] = set()
+    for index, (rank, counted) in enumerate(zip(plan.ranks, account.ranks, strict=True)):
+        where = f"ranks[{index}]"
+        _check_settings(plan, rank, where)
+        _check_memory(rank, counted, where)
+        if id(counted) not in verified:
+            _check_times(rank, counted, where)
+            verified.add(id(counted))
+        elif rank.expected != counted.rank.expected:
+            _check_times(rank, counted, where)
+    _check_step(plan, account)
+    _check_proof(plan)
+    _check_alternatives(plan)
+
+
+def _fail(where: str, message: str) -> NoReturn:
+    raise ArtifactError(message, where=where, hint="plan again from the profile")
+
+
+def _check_splits(plan: Plan) -> None:
+    samples = sum(sum(rank.microbatch_sizes) for rank in plan.ranks)
+    if samples != plan.global_batch_size:
+        _fail("global_batch_size", f"the ranks have {samples} samples, expected {plan.global_batch_size}")
+    shares = math.fsum(rank.state_share for rank in plan.ranks)
+    if plan.schedule == "replicated":
+        for index, rank in enumerate(plan.ranks):
+            if rank.state_share != 1.0:
+                _fail(f"ranks[{index}].state_share", f"found {rank.state_share:g}, expected 1: the state is replicated")
+    elif abs(shares - 1.0) > CLOSE:
+        _fail("ranks", f"state shares sum to {shares:.12g}, expected 1")
+
+
+def _check_settings(plan: Plan, rank: RankPlan, where: str) -> None:
+    settings = plan.settings
+    for name, setting, value in (
+        ("recompute", settings.recompute, rank.recompute),
+        ("offload", settings.offload, rank.offload),
+    ):
+        if setting != "auto" and rank.microbatch_sizes and value != (setting == "on"):
+            _fail(f"{where}.{name}", f"found {str(value).lower()}, but the settings say {setting}")
+    if rank.offload and not rank.recompute:
+        _fail(f"{where}.offload", "only boundaries are offloaded, so offload needs recompute")
+    if rank.offload and plan.cluster.device_types[rank.device].backend == "cpu":
+        _fail(f"{where}.offload", f"{rank.device} has the cpu backend: its memory is host memory")
+    block = plan.devices[rank.device].units.get("block")
+    if not rank.recompute and rank.microbatch_sizes and block is not None and block.saved_bytes is None:
+        _fail(f"{where}.recompute", f"what {rank.device} keeps without recompute is not known (no saved_bytes)")
+    only, sizes = settings.microbatch_size, sorted(rank.microbatch_sizes)
+    if only is not None and sizes and (sizes[-1] > only or any(size != only for size in sizes[1:])):
+        _fail(f"{where}.microbatch_sizes", f"found {list(rank.microbatch_sizes)}, but only size {only} is allowed")
+
+
+def _check_memory(rank: RankPlan, counted: RankAccount, where: str) -> None:
+    memory = rank.memory
+    for name, found, expected in (
+        ("state_bytes", memory.state_bytes, counted.state_bytes()),
+        ("buffers_bytes", memory.buffers_bytes, counted.buffers_bytes()),
+        ("working_bytes", memory.working_bytes, counted.working_bytes()),
+        ("saved_bytes", memory.saved_bytes, counted.saved_bytes()),
+        ("reserve_bytes", memory.reserve_bytes, counted.reserve_bytes()),
+        ("limit_bytes", memory.limit_bytes, counted.limit_bytes()),
+    ):
+        if abs(found - expected) > ROUNDED_BYTES + CLOSE * expected:
+            _fail(f"{where}.memory.{name}", f"found {found}, expected {expected}")
+    if memory.total_bytes > memory.limit_bytes:
+        over = format_bytes(memory.total_bytes - memory.limit_bytes)
+        _fail(f"{where}.memory.total_bytes", f"{format_bytes(memory.total_bytes)} is {over} over the limit")
+    startup = counted.startup_bytes()
+    if startup > memory.limit_bytes:
+        over = format_bytes(startup - memory.limit_bytes)
+        _fail(f"{where}.memory", f"starting up needs its shard and one whole unit: {over} over the limit")
+
+
+def _check_times(rank: RankPlan, counted: RankAccount, where: str) -> None:
+    for name, found, expected in (
+        ("forward_s", rank.expected.forward_s, counted.whole_seconds(backward=False)),
+        ("backward_s", rank.expected.backward_s, counted.whole_seconds(backward=True)),
+        ("optimizer_s", rank.expected.optimizer_s, counted.optimizer_s()),
+    ):
+        _same_seconds(f"{where}.expected.{name}", found, expected)
+
+
+def _same_seconds(where: str, found: float, expected: float) -> None:
+    if not math.isclose(found, expected, rel_tol=CLOSE, abs_tol=1e-15):
+        _fail(where, f"found {found:.12g} ({format_seconds(found)}), expected {expected:.12g}")
+
+
+def _check_step(plan: Plan, account: StepAccount) -> None:
+    expected = plan.expected
+    _same_seconds("expected.step_s", expected.step_s, account.step_s())
+    rate = plan.global_batch_size / expected.step_s if expected.step_s > 0 else 0.0
+    _same_seconds("expected.samples_per_s", expected.samples_per_s, rate)
+    tokens = rate * plan.model.tokens_per_sample(plan.seq_len)
+    _same_seconds("expected.tokens_per_s", expected.tokens_per_s, tokens)
+
+
+def _check_proof(plan: Plan) -> None:
+    step_s, proof = plan.expected.step_s, plan.solver
+    if proof.lower_bound_s > step_s * (1.0 + CLOSE):
+        _fail("solver.lower_bound_s", f"{proof.lower_bound_s:.12g} is above the step, {step_s:.12g}")
+    gap = (step_s - proof.lower_bound_s) / step_s if step_s > 0 else 0.0
+    if abs(proof.gap - gap) > 2 * CLOSE:
+        _fail("solver.gap", f"found {proof.gap:.12g}, expected {gap:.12g}")
+    if proof.status == "optimal" and gap > 2 * CLOSE:
+        _fail("solver.status", f"says optimal, but the gap is {gap:.3g}")
+
+
+def _check_alternatives(plan: Plan) -> None:
+    seen = {plan.strategy}
+    for index, other in enumerate(plan.alternatives):
+        where = f"alternatives[{index}]"
+        if other.strategy in seen:
+            _fail(f"{where}.strategy", f"{other.strategy} is already there")
+        seen.add(other.strategy)
+        if other.feasible != (other.reason is None):
+            _fail(f"{where}.reason", "a reason is given exactly where a strategy is not feasible")
+        if other.feasible and (other.step_s is None or (other.peak_memory_fraction or 0.0) > 1.0):
+            _fail(where, "says feasible, but has no step time or more memory than its limit")
+        faster = other.feasible and other.step_s is not None and other.step_s < plan.expected.step_s * (1.0 - CLOSE)
+        if plan.strategy == "cephalo" and plan.solver.status == "optimal" and faster:
+            _fail(f"{where}.step_s", f"{other.strategy} is faster than a plan that says it is optimal")

@@ -1,0 +1,291 @@
+"""The exact search where shares do not act on compute: branch and bound over limits on stage times.
+
+Symbols as in `problem`; L_k is a limit on the compute of kind k, and a *box* is a pair (lo, hi) of limits.
+
+1. A plan belongs to a box if its largest times t_k lie in it. No plan of the box is faster than the step with
+   T_k = lo_k and the options that hi admits, so if no state fits under any w and O with ``A_lo(w) + O < target``,
+   the box is done.
+2. That is decided without approximation: along the curve ``O = target - A_lo(w)`` the largest state S(w, O)
+   (`split.best_split`) is compared with 1. S grows with w and O, so ``S(w2, O(w1)) < 1`` settles all of [w1, w2];
+   otherwise the interval is halved, until it is settled or a point of the curve holds the state: a witness.
+3. A witness is a plan. Its own best limits (`shares.best_limits`) may be a new best value, which lowers the target
+   ``(1 - tolerance) * best``. A box that still has a witness is shrunk and branched:
+   lo_k rises to the least limit that has a witness with all other hi; then the widest kind is halved.
+4. Limits are only ever values of some option, so boxes shrink to points, and a point ends when its target has no
+   witness. When no box is left, nothing is faster than the target.
+
+The number of limits depends on device types and samples per rank, not on the number of ranks.
+"""
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cephalo_cli.planner.microbatches import Options
+from cephalo_cli.planner.problem import KINDS, Problem
+from cephalo_cli.planner.shares import Holder, ShareLimits, best_limits, fixed_seconds
+from cephalo_cli.planner.split import best_split
+
+__all__ = ["TOLERANCE", "Found", "Search"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+TOLERANCE = 1e-10
+"""Relative distance between the best plan and what is proven: rounding of the sums, not slack of the search."""
+
+MAX_INTERVALS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A plan of a search."""
+
+    rows: tuple[tuple[int, ...], ...]
+    """Option row of every rank, group by group."""
+    limits: ShareLimits
+
+
+class _Undecided(Exception):  # noqa: N818 - a signal between two functions, never seen outside
+    """The curve could not be settled in the allowed number of intervals."""
+
+
+class Search:
+    """Branch and bound over limits."""
+
+    def __init__(self, problem: Problem, options: Sequence[Options], deadline: float | None) -> None:
+        self.problem, self.options, self.deadline = problem, options, deadline
+        self.counts = [group.count for group in problem.groups]
+        self.order = [np.argsort(option.caps, kind="stable") for option in options]
+        self.floors = stage_floors(problem)
+        self.times = [np.maximum(np.maximum(option.compute_s, option.copy_s), self.floors) for option in options]
+        self.values = [
+            np.unique(np.concatenate([times[:, kind] for times in self.times])) for kind in range(len(KINDS))
+        ]
+        self.slowest = max(group.optimizer_s for group in problem.groups)
+        self.best: Found | None = None
+        self.timed_out = False
+
+    def run(self) -> float:
+        """Search to the end or the deadline; returns the proven lower bound (`best` holds the plan)."""
+        self._start()
+        if self.best is None:
+            return math.inf
+        numbers = itertools.count()
+        first = tuple(0 for _ in KINDS), tuple(len(values) - 1 for values in self.values)
+        boxes = [(0.0, next(numbers), first)]
+        undecided = math.inf
+        while boxes:
+            bound, _, (lo, hi) = heapq.heappop(boxes)
+            if bound >= self.target:
+                break
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                self.timed_out = True
+                return min(bound, undecided)
+            try:
+                shrunk = self._shrink(list(lo), list(hi))
+                if shrunk is None:
+                    continue
+                for child in self._branch(*shrunk):
+                    bound = self._relaxed(self._at(child[0]), self._at(child[1]))
+                    if bound < self.target:
+                        heapq.heappush(boxes, (bound, next(numbers), child))
+            except _Undecided:
+                undecided = min(undecided, self._relaxed(self._at(lo), self._at(hi)))
+        return min(self.target, undecided)
+
+    @property
+    def target(self) -> float:
+        """Only plans below this value are still looked for."""
+        return math.inf if self.best is None else self.best.limits.step_s * (1.0 - TOLERANCE)
+
+    def _at(self, corner: Sequence[int]) -> Floats:
+        return np.array([values[index] for values, index in zip(self.values, corner, strict=True)])
+
+    def _start(self) -> None:
+        """A first plan: the least limit on a rank's own step under which the state fits."""
+        counts = np.array(self.problem.counts, dtype=np.float64)
+        loads = [times @ counts for times in self.times]
+        levels = np.unique(np.concatenate(loads))
+        if any(len(options) == 0 for options in self.options):
+            return
+        low, high = 0, len(levels) - 1
+        if not self._try([load <= levels[high] for load in loads]):
+            return
+        while low < high:
+            middle = (low + high) // 2
+            if self._try([load <= levels[middle] for load in loads]):
+                high = middle
+            else:
+                low = middle + 1
+
+    def _try(self, admitted: Sequence[npt.NDArray[np.bool_]]) -> bool:
+        witness = self._holds(admitted, math.inf, math.inf)
+        if witness is not None:
+            self._record(witness)
+        return witness is not None
+
+    def _shrink(self, lo: list[int], hi: list[int]) -> tuple[list[int], list[int]] | None:
+        """Raise lo to the limits that are needed; None when the box holds nothing better."""
+        if not self._witnessed(lo, hi):
+            return None
+        for kind in self._widest_first(lo, hi):
+            low, high = lo[kind], hi[kind]
+            while low < high:
+                middle = (low + high) // 2
+                if self._witnessed(lo, [*hi[:kind], middle, *hi[kind + 1 :]]):
+                    high = middle
+                else:
+                    low = middle + 1
+            if low > lo[kind]:
+                lo[kind] = low
+                if not self._witnessed(lo, hi):
+                    return None
+        return lo, hi
+
+    def _branch(self, lo: list[int], hi: list[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        if lo == hi:  # its witness is worth the target itself, to rounding
+            return []
+        kind = self._widest_first(lo, hi)[0]
+        middle = (lo[kind] + hi[kind]) // 2
+        lower = tuple(lo), (*hi[:kind], middle, *hi[kind + 1 :])
+        upper = (*lo[:kind], middle + 1, *lo[kind + 1 :]), tuple(hi)
+        return [lower, upper]
+
+    def _widest_first(self, lo: Sequence[int], hi: Sequence[int]) -> list[int]:
+        widths = (self._at(hi) - self._at(lo)) * np.array(self.problem.counts)
+        return [int(kind) for kind in np.argsort(-widths, kind="stable") if lo[kind] < hi[kind]]
+
+    def _witnessed(self, lo: Sequence[int], hi: Sequence[int]) -> bool:
+        """Whether the box holds a plan below the target; records the plans it meets."""
+        while True:
+            witness = self._witness(self._at(lo), self._at(hi))
+            if witness is None:
+                return False
+            if not self._record(witness):
+                return True
+
+    def _record(self, rows: tuple[tuple[int, ...], ...]) -> bool:
+        """Price a witness; whether it is a new best."""
+        kinds = self.floors.copy()
+        holders = []
+        for group, options, times, chosen in zip(self.problem.groups, self.options, self.times, rows, strict=True):
+            used, counts = np.unique(np.array(chosen), return_counts=True)
+            kinds = np.maximum(kinds, times[used].max(axis=0))
+            holders += [
+                Holder(int(count), float(options.caps[row]), group.optimizer_s)
+                for row, count in zip(used, counts, strict=True)
+            ]
+        limits = best_limits(self.problem, kinds.tolist(), holders)
+        if limits is None or (self.best is not None and limits.step_s >= self.target):
+            return False
+        self.best = Found(rows=rows, limits=limits)
+        return True
+
+    def _relaxed(self, lo: Floats, hi: Floats) -> float:
+        """A bound on the box: every rank holds as much as its group's emptiest option."""
+        limits = best_limits(self.problem, lo.tolist(), self._emptiest(hi))
+        return math.inf if limits is None else limits.step_s
+
+    def _emptiest(self, hi: Floats) -> list[Holder]:
+        return [
+            Holder(group.count, float(options.caps[(times <= hi).all(axis=1)].max(initial=-1.0)), group.optimizer_s)
+            for group, options, times in zip(self.problem.groups, self.options, self.times, strict=True)
+        ]
+
+    def _witness(self, lo: Floats, hi: Floats) -> tuple[tuple[int, ...], ...] | None:
+        """A plan under hi whose state fits at a point of the curve ``A_lo(w) + O = target``; None: there is none."""
+        limits = best_limits(self.problem, lo.tolist(), self._emptiest(hi))
+        if limits is None or limits.step_s >= self.target:
+            return None
+        admitted = [np.asarray((times <= hi).all(axis=1)) for times in self.times]
+        if self.problem.network is None:
+            return self._holds(admitted, math.inf, self.target - fixed_seconds(self.problem, lo.tolist(), 0.0))
+
+        def curve(busiest: float) -> float:
+            return self.target - fixed_seconds(self.problem, lo.tolist(), busiest)
+
+        found = self._holds(admitted, limits.busiest, curve(limits.busiest))
+        if found is not None:
+            return found
+        ends = self._ends(curve, limits.busiest)
+        intervals = [(ends[0], limits.busiest), (limits.busiest, ends[1])]
+        for _ in range(MAX_INTERVALS):
+            if not intervals:
+                return None
+            left, right = intervals.pop()
+            if left >= right or self._holds(admitted, right, curve(left)) is None:
+                continue
+            middle = (left + right) / 2
+            found = self._holds(admitted, middle, curve(middle))
+            if found is not None:
+                return found
+            if not left < middle < right:
+                continue
+            intervals += [(left, middle), (middle, right)]
+        raise _Undecided
+
+    def _ends(self, curve: Callable[[float], float], inside: float) -> tuple[float, float]:
+        """Range of w in which the curve leaves every rank its least share ``1 - w``."""
+        network = self.problem.network
+        if network is None:
+            raise AssertionError("without a network there is no curve")
+
+        def valid(busiest: float) -> bool:
+            return curve(busiest) >= max(0.0, self.slowest * (1.0 - busiest))
+
+        ends = []
+        for end in (network.least_busiest, network.num_ranks - 1.0 if network.direct else 1.0):
+            good, bad = inside, end
+            if valid(end):
+                good = end
+            for _ in range(60):
+                middle = (good + bad) / 2
+                if good == end or middle in (good, bad):
+                    break
+                good, bad = (middle, bad) if valid(middle) else (good, middle)
+            ends.append(bad if good != end else end)
+        return ends[0], ends[1]
+
+    def _holds(
+        self, admitted: Sequence[npt.NDArray[np.bool_]], busiest: float, optimizer_s: float
+    ) -> tuple[tuple[int, ...], ...] | None:
+        """Rows of every rank under which the state fits at w and O; None proves that it does not."""
+        network = self.problem.network
+        least = 0.0 if network is None else max(0.0, 1.0 - busiest)
+        clip = busiest / (network.num_ranks - 1) if network is not None and network.direct else 1.0
+        rows_of, values = [], []
+        for group, options, order, mask in zip(self.problem.groups, self.options, self.order, admitted, strict=True):
+            rows = order[mask[order]]
+            rows = rows[options.caps[rows] >= least]
+            most = clip if group.optimizer_s == 0 else min(clip, optimizer_s / group.optimizer_s)
+            if not len(rows) or most < least:
+                return None
+            size = int(options.samples[rows].max()) + 1
+            value = np.full(size, -np.inf)
+            row_of = np.zeros(size, dtype=np.int64)
+            value[options.samples[rows]] = np.minimum(options.caps[rows], most)
+            row_of[options.samples[rows]] = rows
+            values.append(value)
+            rows_of.append(row_of)
+        split = best_split(values, self.counts, self.problem.batch_size)
+        if split is None or split[0] < 1.0:
+            return None
+        return tuple(
+            tuple(int(row) for row in row_of[samples]) for row_of, samples in zip(rows_of, split[1], strict=True)
+        )
+
+
+def stage_floors(problem: Problem) -> Floats:
+    """Least time of a stage by kind, set by the network under equal shares."""
+    busiest = 0.0 if problem.network is None else problem.network.least_busiest
+    floors = np.full(len(KINDS), np.inf)
+    for stage in problem.stages:
+        floors[stage.kind] = min(floors[stage.kind], stage.floor_s + stage.slope_s * busiest)
+    return floors

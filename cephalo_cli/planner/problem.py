@@ -1,0 +1,276 @@
+"""The planning problem in numbers: what the search needs from a profile, and nothing else.
+
+Symbols (used throughout the planner)
+
+    n            number of ranks; device types d have N_d ranks each
+    b, s         samples of a rank; size of one microbatch
+    k            kind of stage: embedding forward, block forward, head, block backward, embedding backward
+    g            class of stages that are equal in everything: kind k(g), times it occurs n_g, network time
+                 ``floor_g + slope_g * w`` with w the busiest fraction of `costmodel.network`, bytes moved y_g
+    T_g          time of one stage of the class; ``T_g >= network``, ``T_g >= t_k(x)`` for every rank's option x
+    x            an option: a multiset of microbatch sizes with recompute and offload chosen
+    M(x)         largest state share that fits beside the option
+    O, rho_d     optimizer limit; seconds of a device's optimizer step if it held the whole state
+
+    step = exposed(w) + sum_g n_g * T_g + O
+
+`costmodel.step_estimate` stays the objective: every plan is priced by it at the end; this module only takes it apart.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cephalo_cli.artifacts.plan import PlanSettings
+from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitKind
+from cephalo_cli.costmodel.compute import RankChoice, optimizer_s
+from cephalo_cli.costmodel.memory import accumulation_bytes, limit_bytes, state_bytes
+from cephalo_cli.errors import UsageError
+from cephalo_cli.schedule import Phase, StepStages, step_stages
+from cephalo_cli.units import DTYPE_BYTES, model_units
+
+__all__ = ["KINDS", "DeviceGroup", "Mode", "Network", "Problem", "StageClass", "make_problem", "startup_bytes"]
+
+KINDS: tuple[tuple[UnitKind, Phase], ...] = (
+    ("embedding", "forward"),
+    ("block", "forward"),
+    ("head", "forward-backward"),
+    ("block", "backward"),
+    ("embedding", "backward"),
+)
+"""Kinds of stages k, in the order in which a step meets them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageClass:
+    """Stages that are equal in everything."""
+
+    kind: int
+    """Index into `KINDS`."""
+    count: int
+    """How often it occurs in a step (n_g)."""
+    floor_s: float
+    """Latencies of its collectives."""
+    slope_s: float
+    """Seconds of its collectives per unit of w, latencies left out."""
+    moved_bytes: int
+    """Bytes of its collectives (y_g)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """How shares act on collectives; only for two ranks or more on a network that is not ideal."""
+
+    direct: bool
+    """Whether every rank sends its shard to every other (else a ring)."""
+    num_ranks: int
+
+    @property
+    def least_busiest(self) -> float:
+        """The smallest w: equal shares."""
+        return 1.0 - 1.0 / self.num_ranks
+
+    @property
+    def handled(self) -> tuple[float, float]:
+        """Constant and slope of `handled_fraction` in the share."""
+        return (1.0, self.num_ranks - 2.0) if self.direct else (2.0, -2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How a rank treats activations."""
+
+    recompute: bool
+    offload: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceGroup:
+    """Equal devices."""
+
+    name: str
+    device: DeviceProfile
+    ranks: tuple[int, ...]
+    modes: tuple[Mode, ...]
+    """What the settings and the device allow, the fastest first."""
+    optimizer_s: float
+    """Optimizer step on the whole state (rho_d)."""
+    moving_s_per_byte: float
+    """Compute that handling one byte of a collective costs."""
+    limit_bytes: int
+    startup_share: float
+    """Largest share with which it can start: shard of the weights, one whole unit and the reserve."""
+
+    @property
+    def count(self) -> int:
+        """Number of ranks N_d."""
+        return len(self.ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A layer-major planning problem."""
+
+    basis: Basis
+    settings: PlanSettings
+    batch_size: int
+    step: StepStages
+    groups: tuple[DeviceGroup, ...]
+    stages: tuple[StageClass, ...]
+    exposed_floor_s: float
+    exposed_slope_s: float
+    network: Network | None
+    """None where shares do not act on time through collectives."""
+    state_bytes: int
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks n."""
+        return len(self.basis.cluster.ranks)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How often each kind of stage occurs."""
+        return tuple(sum(stage.count for stage in self.stages if stage.kind == kind) for kind in range(len(KINDS)))
+
+    @property
+    def moves(self) -> bool:
+        """Whether a rank's share acts on its compute."""
+        return any(group.moving_s_per_byte > 0 for group in self.groups)
+
+
+def make_problem(basis: Basis, settings: PlanSettings, batch_size: int) -> Problem:
+    """Take a profile apart into the numbers of the search.
+
+    Raises:
+        UsageError: The settings ask for something a device type cannot do.
+    """
+    step = step_stages("layer-major", model_units(basis.model))
+    stages, first, last = _stage_classes(basis, step)
+    num_ranks = len(basis.cluster.ranks)
+    network = None
+    if basis.network != "ideal" and num_ranks > 1:
+        network = Network(direct=basis.network.algorithm == "direct", num_ranks=num_ranks)
+    return Problem(
+        basis=basis,
+        settings=settings,
+        batch_size=batch_size,
+        step=step,
+        groups=device_groups(basis, settings),
+        stages=stages,
+        exposed_floor_s=first[0] + last[0],
+        exposed_slope_s=first[1] + last[1],
+        network=network,
+        state_bytes=state_bytes(basis),
+    )
+
+
+def device_groups(basis: Basis, settings: PlanSettings) -> tuple[DeviceGroup, ...]:
+    """Group the ranks by device type, in the order of their first rank.
+
+    Raises:
+        UsageError: The settings ask for something a device type cannot do.
+    """
+    ranks: dict[str, list[int]] = {}
+    for place in basis.cluster.ranks:
+        ranks.setdefault(place.device, []).append(place.rank)
+    moving = basis.network != "ideal" and len(basis.cluster.ranks) > 1
+    weight_bytes = accumulation_bytes(basis.dtype)
+    groups = []
+    for name, members in ranks.items():
+        device = basis.devices[name]
+        whole = RankChoice(device=name, microbatch_sizes=(), state_share=1.0, recompute=True, offload=False)
+        limit = limit_bytes(basis, name, settings)
+        reserve = device.reserve_bytes if settings.reserve_bytes is None else settings.reserve_bytes
+        room = limit - reserve - startup_bytes(basis, 0.0) - weight_bytes
+        groups.append(
+            DeviceGroup(
+                name=name,
+                device=device,
+                ranks=tuple(members),
+                modes=_modes(basis, settings, name),
+                optimizer_s=optimizer_s(basis, whole),
+                moving_s_per_byte=device.collective_compute_s_per_byte if moving else 0.0,
+                limit_bytes=limit,
+                startup_share=room / (weight_bytes * basis.num_parameters),
+            )
+        )
+    return tuple(groups)
+
+
+def startup_bytes(basis: Basis, share: float) -> int:
+    """Bytes while weights are made unit by unit: the shard of the weights and one whole unit."""
+    largest = max(unit.num_parameters for unit in model_units(basis.model))
+    return accumulation_bytes(basis.dtype) * (math.ceil(share * basis.num_parameters) + largest)
+
+
+def _modes(basis: Basis, settings: PlanSettings, name: str) -> tuple[Mode, ...]:
+    block = basis.devices[name].units.get("block")
+    keeps = block is None or block.saved_bytes is not None
+    copies = basis.cluster.device_types[name].backend != "cpu"
+    if settings.recompute == "off" and settings.offload == "on":
+        raise UsageError(
+            "offload needs recompute: only boundary activations are moved to host memory",
+            where="--offload on",
+            hint="leave out --recompute off",
+        )
+    if settings.recompute == "off" and not keeps:
+        raise UsageError(
+            f"the profile does not say what {name} keeps without recompute (no saved_bytes for blocks)",
+            where="--recompute off",
+            hint="use --recompute on, or measure a profile",
+        )
+    if settings.offload == "on" and not copies:
+        raise UsageError(
+            f"{name} has the cpu backend: its memory is host memory, so there is nowhere to offload to",
+            where="--offload on",
+            hint="use --offload off",
+        )
+    every = (Mode(False, False), Mode(True, False), Mode(True, True))
+    return tuple(
+        mode
+        for mode in every
+        if (settings.recompute == "auto" or mode.recompute == (settings.recompute == "on"))
+        and (settings.offload == "auto" or mode.offload == (settings.offload == "on"))
+        and (mode.recompute or keeps)
+        and (copies or not mode.offload)
+    )
+
+
+def _stage_classes(
+    basis: Basis, step: StepStages
+) -> tuple[tuple[StageClass, ...], tuple[float, float], tuple[float, float]]:
+    """Classes of stages, and latency and slope of the exposed first gather and last reduction."""
+    sizes = [unit.num_parameters for unit in step.units]
+    gather_bytes = DTYPE_BYTES[basis.dtype]
+    reduce_bytes = accumulation_bytes(basis.dtype)
+    ideal = basis.network == "ideal" or len(basis.cluster.ranks) == 1
+
+    def cost(gathered: Sequence[int], reduced: Sequence[int]) -> tuple[float, float]:
+        if basis.network == "ideal" or ideal:
+            return 0.0, 0.0
+        floor = slope = 0.0
+        for fit, units, element in (
+            (basis.network.all_gather, gathered, gather_bytes),
+            (basis.network.reduce_scatter, reduced, reduce_bytes),
+        ):
+            for unit in units:
+                if sizes[unit]:
+                    floor += fit.latency_s
+                    slope += sizes[unit] * element / fit.bandwidth_bytes_per_s
+        return floor, slope
+
+    counted: dict[tuple[int, float, float, int], int] = {}
+    before: tuple[int, ...] = ()
+    for stage in step.stages:
+        kind = KINDS.index((step.units[stage.unit].kind, stage.phase))
+        moved = gather_bytes * sum(sizes[unit] for unit in stage.unshard)
+        moved += reduce_bytes * sum(sizes[unit] for unit in before)
+        key = (kind, *cost(stage.unshard, before), moved)
+        counted[key] = counted.get(key, 0) + 1
+        before = stage.reduce
+    classes = tuple(
+        StageClass(kind=kind, count=count, floor_s=floor, slope_s=slope, moved_bytes=moved)
+        for (kind, floor, slope, moved), count in counted.items()
+    )
+    return classes, cost(step.first, ()), cost((), before)

@@ -1,0 +1,88 @@
+"""The smallest change under which something fits, tried before it is proposed."""
+
+from cephalo_cli.artifacts.cluster import Node
+from cephalo_cli.artifacts.plan import PlanSettings
+from cephalo_cli.artifacts.profile import Basis
+from cephalo_cli.errors import InfeasibleError, UsageError
+from cephalo_cli.planner.frugal import Shortage, find_shortage, state_fits
+from cephalo_cli.planner.problem import Problem, make_problem
+from cephalo_cli.quantities import format_bytes
+
+__all__ = ["add_card", "infeasible", "largest_batch"]
+
+
+def infeasible(problem: Problem, reason: str | None = None) -> InfeasibleError:
+    """Say what is missing, and the smallest repair that works.
+
+    Args:
+        problem: The problem nothing fits.
+        reason: What is missing, where a strategy other than cephalo says it; found here when absent.
+    """
+    message = reason
+    if message is None:
+        shortage = find_shortage(problem)
+        if shortage is None:
+            raise AssertionError("something fits after all")
+        message = _in_words(problem, shortage)
+    repair = _repair(problem)
+    return InfeasibleError(message, where="no plan fits", hint=repair or "it needs more memory than one more card")
+
+
+def _in_words(problem: Problem, shortage: Shortage) -> str:
+    over = f"{format_bytes(shortage.over_bytes)} ({shortage.over_bytes} bytes)"
+    if shortage.everywhere:
+        return (
+            f"state: the training state of {format_bytes(problem.state_bytes)} is {over} more than all ranks can hold "
+            f"beside their samples; the smallest is rank {shortage.rank} ({shortage.device})"
+        )
+    return (
+        f"rank {shortage.rank} ({shortage.device}) is {over} over its limit; the term that breaks it is {shortage.term}"
+    )
+
+
+def _repair(problem: Problem) -> str | None:
+    settings = problem.settings
+    options: list[tuple[str, dict[str, object]]] = []
+    if settings.recompute == "off":
+        options.append(("--recompute auto", {"recompute": "auto"}))
+    if settings.offload == "off":
+        options.append(("--offload auto", {"offload": "auto"}))
+    if settings.recompute == "off" and settings.offload == "off":
+        options.append(("--recompute auto --offload auto", {"recompute": "auto", "offload": "auto"}))
+    if settings.microbatch_size is not None and settings.microbatch_size > 1:
+        options.append(("--microbatch-size 1", {"microbatch_size": 1}))
+    for words, change in options:
+        if _fits(problem.basis, PlanSettings.model_validate(settings.model_dump() | change), problem.batch_size):
+            return f"{words} fits"
+    batch = largest_batch(problem.basis, settings, problem.batch_size - 1)
+    if batch:
+        return f"--batch-size {batch} fits"
+    for name in sorted(group.name for group in problem.groups):
+        if _fits(add_card(problem.basis, name), settings, problem.batch_size):
+            return f"one more {name} fits"
+    return None
+
+
+def _fits(basis: Basis, settings: PlanSettings, batch_size: int) -> bool:
+    try:
+        return state_fits(make_problem(basis, settings, batch_size))
+    except UsageError:
+        return False
+
+
+def largest_batch(basis: Basis, settings: PlanSettings, most: int) -> int:
+    """Largest batch size up to ``most`` that fits where all smaller ones do; 0 where none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _fits(basis, settings, middle) else (low, middle - 1)
+    return low
+
+
+def add_card(basis: Basis, device: str) -> Basis:
+    """The same cluster with one more node that holds one more device of a type."""
+    cluster = basis.cluster
+    names = {node.name for node in cluster.nodes}
+    name = next(name for index in range(len(names) + 1) if (name := f"added-{index}") not in names)
+    nodes = (*cluster.nodes, Node(name=name, devices=(device,)))
+    return basis.model_copy(update={"cluster": cluster.model_copy(update={"nodes": nodes})})

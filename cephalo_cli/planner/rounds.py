@@ -1,0 +1,259 @@
+"""Strategies that run one microbatch of every rank a round: fsdp, poplar (microbatch-major) and whale (replicated)."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cephalo_cli.artifacts.plan import ScheduleName, Strategy
+from cephalo_cli.costmodel import RankChoice, rank_memory
+from cephalo_cli.costmodel.compute import stage_s
+from cephalo_cli.errors import UsageError
+from cephalo_cli.planner.decided import Decided
+from cephalo_cli.planner.problem import KINDS, DeviceGroup, Mode, Problem
+from cephalo_cli.schedule import step_stages
+
+__all__ = ["largest_remainder", "make_fsdp", "make_poplar", "make_whale", "uniform_sizes"]
+
+TRIED = 3
+"""How many plans that fit are priced in each mode, the fewest rounds first: more rounds only gather more often."""
+
+Sizes = list[tuple[int, ...]]
+"""Microbatch sizes of every rank."""
+
+
+def make_fsdp(problem: Problem) -> Decided:
+    """Even batch, even shares, one microbatch size: the best of the largest ones that fit."""
+    batches = largest_remainder([1.0] * problem.num_ranks, problem.batch_size)
+    only = problem.settings.microbatch_size
+    sizes = [only] if only is not None else sorted({-(-max(batches) // r) for r in range(1, max(batches) + 1)})
+    plans = {
+        mode: ([uniform_sizes(samples, size) for samples in batches] for size in reversed(sizes))
+        for mode in _common_modes(problem)
+    }
+    way = _Way(problem=problem, strategy="fsdp", schedule="microbatch-major", share=1.0 / problem.num_ranks)
+    return _best(way, plans)
+
+
+def make_poplar(problem: Problem) -> Decided:
+    """Even shares; microbatches that all devices finish in a common time."""
+    way = _Way(problem=problem, strategy="poplar", schedule="microbatch-major", share=1.0 / problem.num_ranks)
+
+    def plans(mode: Mode) -> Iterable[Sizes]:
+        for rounds in _round_numbers(problem.batch_size):
+            batches = _poplar_batches(way, mode, rounds)
+            if batches is not None:
+                yield [_in_rounds(problem, samples, rounds) for samples in batches]
+
+    return _best(way, {mode: plans(mode) for mode in _common_modes(problem)})
+
+
+def make_whale(problem: Problem) -> Decided:
+    """Replicated state; batch in proportion to peak FLOPS; the fewest rounds of accumulation that fit.
+
+    Raises:
+        UsageError: A device's peak rate in the dtype is not known.
+    """
+    basis = problem.basis
+    way = _Way(problem=problem, strategy="whale", schedule="replicated", share=1.0)
+    peaks = [0.0] * problem.num_ranks
+    for group in problem.groups:
+        peak = (basis.cluster.device_types[group.name].peak_flops or {}).get(basis.dtype)
+        if peak is None:
+            raise UsageError(f"no peak rate known for {group.name} in {basis.dtype}")
+        for rank in group.ranks:
+            peaks[rank] = peak
+
+    def plans(mode: Mode) -> Iterable[Sizes]:
+        for rounds in _round_numbers(problem.batch_size):
+            batches = _whale_batches(way, mode, rounds, peaks)
+            if batches is not None:
+                yield [_in_rounds(problem, samples, rounds) for samples in batches]
+
+    return _best(way, {mode: plans(mode) for mode in _common_modes(problem)})
+
+
+def uniform_sizes(samples: int, size: int) -> tuple[int, ...]:
+    """Equal microbatches and a smaller last one."""
+    whole, rest = divmod(samples, size)
+    return (size,) * whole + ((rest,) if rest else ())
+
+
+def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
+    """Split a whole number in proportion to weights; what rounding leaves goes to the largest remainders."""
+    scale = total / math.fsum(weights)
+    parts = [math.floor(weight * scale) for weight in weights]
+    order = sorted(range(len(parts)), key=lambda index: (parts[index] - weights[index] * scale, index))
+    for index in order[: total - sum(parts)]:
+        parts[index] += 1
+    return parts
+
+
+def _common_modes(problem: Problem) -> list[Mode]:
+    """Modes that every device can run: these strategies treat all ranks alike."""
+    return [mode for mode in problem.groups[0].modes if all(mode in group.modes for group in problem.groups)]
+
+
+def _round_numbers(batch_size: int) -> Iterable[int]:
+    """1, 2, 3, ... in ever larger steps: 1 to 16 one by one, then a quarter more each time."""
+    rounds = 1
+    while rounds < batch_size:
+        yield rounds
+        rounds = rounds + 1 if rounds < 16 else math.ceil(rounds * 1.25)
+    yield batch_size
+
+
+def _in_rounds(problem: Problem, samples: int, rounds: int) -> tuple[int, ...]:
+    """A rank's samples over rounds as evenly as they go, or in the only size allowed."""
+    if problem.settings.microbatch_size is not None:
+        return uniform_sizes(samples, problem.settings.microbatch_size)
+    return tuple(size for size in largest_remainder([1.0] * rounds, samples) if size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """How a strategy runs a step."""
+
+    problem: Problem
+    strategy: Strategy
+    schedule: ScheduleName
+    share: float
+    """State share of every rank."""
+
+
+def _decided(way: _Way, mode: Mode, sizes: Sizes) -> Decided:
+    problem = way.problem
+    names = {rank: group.name for group in problem.groups for rank in group.ranks}
+    known: dict[tuple[str, tuple[int, ...]], RankChoice] = {}
+    for rank, mine in enumerate(sizes):
+        known.setdefault(
+            (names[rank], mine),
+            RankChoice(
+                device=names[rank],
+                microbatch_sizes=mine,
+                state_share=way.share,
+                recompute=mode.recompute,
+                offload=mode.offload,
+            ),
+        )
+    return Decided(
+        basis=problem.basis,
+        settings=problem.settings,
+        strategy=way.strategy,
+        schedule=way.schedule,
+        choices=tuple(known[names[rank], mine] for rank, mine in enumerate(sizes)),
+    )
+
+
+def _best(way: _Way, plans: Mapping[Mode, Iterable[Sizes]]) -> Decided:
+    best: Decided | None = None
+    for mode, sizes_of_mode in plans.items():
+        fitting = (sizes for sizes in sizes_of_mode if _all_fit(way, mode, sizes))
+        for sizes in itertools.islice(fitting, TRIED):
+            decided = _decided(way, mode, sizes)
+            if best is None or decided.estimate.step_s < best.estimate.step_s:
+                best = decided
+    if best is not None:
+        return best
+    problem = way.problem
+    frugal = _common_modes(problem)[-1:] or [problem.groups[0].modes[-1]]
+    batches = largest_remainder([1.0] * problem.num_ranks, problem.batch_size)
+    size = problem.settings.microbatch_size or 1
+    return _decided(way, frugal[0], [uniform_sizes(samples, size) for samples in batches])
+
+
+def _all_fit(way: _Way, mode: Mode, sizes: Sizes) -> bool:
+    """Whether every rank fits; by group, because only its largest microbatch counts under these schedules."""
+    rounds = max(len(mine) for mine in sizes)
+    return all(
+        _fits(way, group, mode, size=max(max(sizes[rank], default=0) for rank in group.ranks), rounds=rounds)
+        for group in way.problem.groups
+    )
+
+
+def _fits(way: _Way, group: DeviceGroup, mode: Mode, *, size: int, rounds: int) -> bool:
+    problem = way.problem
+    choice = RankChoice(
+        device=group.name,
+        microbatch_sizes=(size,) * min(rounds, 2) if size else (),
+        state_share=way.share,
+        recompute=mode.recompute,
+        offload=mode.offload,
+    )
+    step = step_stages(way.schedule, problem.step.units, min(rounds, 2))
+    memory = rank_memory(problem.basis, problem.settings, choice, step=step, num_ranks=problem.num_ranks)
+    return memory.total_bytes <= memory.limit_bytes and way.share <= group.startup_share
+
+
+def _largest_fitting(way: _Way, group: DeviceGroup, mode: Mode, *, most: int, rounds: int) -> int:
+    """Largest microbatch up to ``most`` that fits, where all smaller ones fit as well."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = _fits(way, group, mode, size=middle, rounds=rounds)
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def _whale_batches(way: _Way, mode: Mode, rounds: int, peaks: Sequence[float]) -> list[int] | None:
+    """In proportion to peak FLOPS; what a card cannot hold moves to the others in the same proportion."""
+    problem = way.problem
+    most = [0] * problem.num_ranks
+    for group in problem.groups:
+        size = _largest_fitting(way, group, mode, most=-(-problem.batch_size // rounds), rounds=rounds)
+        for rank in group.ranks:
+            most[rank] = rounds * size
+    if sum(most) < problem.batch_size:
+        return None
+    batches = [0] * problem.num_ranks
+    while (missing := problem.batch_size - sum(batches)) > 0:
+        able = [rank for rank in range(problem.num_ranks) if batches[rank] < most[rank]]
+        extra = largest_remainder([peaks[rank] for rank in able], missing)
+        for rank, samples in zip(able, extra, strict=True):
+            batches[rank] = min(most[rank], batches[rank] + samples)
+    return batches
+
+
+def _poplar_batches(way: _Way, mode: Mode, rounds: int) -> list[int] | None:
+    """Microbatches that all devices finish in the least common time; the surplus is taken off the slowest."""
+    problem = way.problem
+    wanted = -(-problem.batch_size // rounds)
+    curves = []
+    for group in problem.groups:
+        most = _largest_fitting(way, group, mode, most=wanted, rounds=rounds)
+        curves.append([_seconds(problem, group, mode, size) for size in range(1, most + 1)])
+    times = sorted({seconds for curve in curves for seconds in curve})
+
+    def sizes(limit: float) -> list[int]:
+        return [max((size for size, took in enumerate(curve, 1) if took <= limit), default=0) for curve in curves]
+
+    def enough(limit: float) -> bool:
+        return sum(s * group.count for s, group in zip(sizes(limit), problem.groups, strict=True)) >= wanted
+
+    if not times or not enough(times[-1]):
+        return None
+    low, high = 0, len(times) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(times[middle]) else (middle + 1, high)
+    batches = [0] * problem.num_ranks
+    for group, size in zip(problem.groups, sizes(times[low]), strict=True):
+        for rank in group.ranks:
+            batches[rank] = rounds * size
+    surplus = sum(batches) - problem.batch_size
+    one = {rank: _seconds(problem, group, mode, 1) for group in problem.groups for rank in group.ranks}
+    slowest = sorted(one, key=lambda rank: (-one[rank], rank))
+    while surplus > 0:
+        for rank in slowest:
+            taken = min(1, surplus, batches[rank])
+            batches[rank] -= taken
+            surplus -= taken
+    return batches
+
+
+def _seconds(problem: Problem, group: DeviceGroup, mode: Mode, size: int) -> float:
+    """Compute of one microbatch through the whole model."""
+    return sum(
+        count * stage_s(group.device, kind, phase, (size,), recompute=mode.recompute)
+        for count, (kind, phase) in zip(problem.counts, KINDS, strict=True)
+    )
