@@ -112,7 +112,13 @@ def train_job(context: ProcessContext, job: Job) -> Trained:
     return trained
 
 
-def make_engine(context: ProcessContext, job: Job, *, initialise: bool = True) -> CephaloEngine:
+def make_engine(
+    context: ProcessContext,
+    job: Job,
+    *,
+    initialise: bool = True,
+    on_record: Callable[[Record], None] = lambda _: None,
+) -> CephaloEngine:
     """Make the engine alone, for tests that look inside."""
     setting = EngineSetting(
         plan=job.plan,
@@ -123,7 +129,7 @@ def make_engine(context: ProcessContext, job: Job, *, initialise: bool = True) -
         hooks=Hooks(
             throttle=context.compute,
             sum_over_ranks=lambda values: _sum(values, context),
-            on_record=lambda _: None,
+            on_record=on_record,
         ),
         callbacks=Callbacks(),
     )

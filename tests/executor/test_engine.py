@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cephalo_cli.artifacts import Plan
+from cephalo_cli.costmodel.memory import buffers_bytes
 from cephalo_cli.errors import TrainingError
 from cephalo_cli.executor import TrainOptions
 from cephalo_cli.executor.agreement import compare_ranks
@@ -13,6 +14,7 @@ from cephalo_cli.executor.data import Microbatch
 from cephalo_cli.executor.engine import CephaloEngine
 from cephalo_cli.models import IGNORED_TARGET, build_unit, initialise_
 from cephalo_cli.runtime.process import ProcessContext
+from cephalo_cli.schedule import Record, plan_stages
 from cephalo_cli.units import boundary_bytes, model_units
 from tests.executor.plans import SEQ_LEN, make_model, make_plan
 from tests.executor.ranks import Job, Ranks, make_engine
@@ -20,6 +22,7 @@ from tests.executor.ranks import Job, Ranks, make_engine
 MODEL = make_model()
 OPTIONS = TrainOptions(data="random", num_steps=3, learning_rate=3e-3)
 MASKED = make_plan(MODEL, [[1, 1], [2]], [0.6, 0.4])
+TIED = make_plan(make_model(tie_embeddings=True), [[1, 1], []], [0.6, 0.4])
 OFFLOADED = make_plan(MODEL, [[2, 1, 1]], offload=True)
 Outcome = list[tuple[float | None, float | None]]
 
@@ -113,6 +116,23 @@ def count_copies(context: ProcessContext, job: Job) -> tuple[Outcome, int]:
     return run_steps(context, job), moved
 
 
+def watch_buffers(context: ProcessContext, job: Job) -> int:
+    """Most bytes of whole units and whole gradients after any record of two steps."""
+    most = 0
+
+    def on_record(_: Record) -> None:
+        nonlocal most
+        whole = sum(next(iter(unit.parameters.values())).untyped_storage().nbytes() for unit in engine.units)
+        gradients = sum(unit.full_grad.nbytes for unit in engine.units if unit.full_grad is not None)
+        most = max(most, whole + gradients)
+
+    engine = make_engine(context, job, on_record=on_record)
+    for step in (1, 2):
+        engine.run_step(make_batch(job.plan, context.rank), num_tokens=count(job.plan), step=step)
+    engine.close()
+    return most
+
+
 JOBS = {
     "masked": Job(plan=MASKED, options=OPTIONS, run=run_steps),
     "not offloaded": Job(plan=make_plan(MODEL, [[2, 1, 1]]), options=OPTIONS, run=run_steps),
@@ -136,6 +156,8 @@ JOBS = {
         run=run_steps,
     ),
     "float16": Job(plan=MASKED, options=OPTIONS.model_copy(update={"dtype": "float16"}), run=run_overflow),
+    "buffers": Job(plan=MASKED, options=OPTIONS, run=watch_buffers),
+    "tied buffers": Job(plan=TIED, options=OPTIONS, run=watch_buffers),
     "broken": Job(plan=MASKED, options=OPTIONS, run=run_broken),
     "disagree": Job(plan=MASKED, options=OPTIONS, run=disagree),
     "disagree about data": Job(plan=MASKED, options=OPTIONS, run=disagree_about_data),
@@ -197,6 +219,14 @@ def test_offloading_changes_nothing_and_moves_boundaries_alone(outcomes: dict[st
     one_boundary = boundary_bytes(MODEL, SEQ_LEN, "float64", 4)
     num_boundaries = MODEL.num_layers + 1
     assert moved_bytes == 2 * num_boundaries * one_boundary
+
+
+def test_buffers_are_what_the_memory_model_says(outcomes: dict[str, list[Any]]) -> None:
+    for name in ("buffers", "tied buffers"):
+        expected = buffers_bytes(plan_stages(JOBS[name].plan), num_ranks=2, dtype="float64")
+        with_samples, other = outcomes[name]
+        assert with_samples == expected
+        assert other <= expected
 
 
 def test_bfloat16_stays_close_to_float32(outcomes: dict[str, list[Any]]) -> None:
