@@ -16,16 +16,10 @@ from cephalo_cli.artifacts import Cluster, Model, Profile
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.profile import DeviceProfile, NetworkProfile, UnitKind
 from cephalo_cli.errors import UsageError
+from cephalo_cli.profiler.measure_device import host_copy, optimizer_s_per_parameter, reserve_bytes
 from cephalo_cli.profiler.measure_network import Measured, measure_network
 from cephalo_cli.profiler.measure_timing import compute_clock, microbatch_sizes
-from cephalo_cli.profiler.measure_units import (
-    Curves,
-    UnitRunner,
-    host_copy,
-    measure_units,
-    optimizer_s_per_parameter,
-    reserve_bytes,
-)
+from cephalo_cli.profiler.measure_units import Curves, UnitRunner, measure_units
 from cephalo_cli.profiler.memory import Attention, UnitMemory, memory_curve
 from cephalo_cli.runtime.device import device_identity
 from cephalo_cli.runtime.launch import RankEnvironment, run_ranks
@@ -40,7 +34,7 @@ UNITS_PART = 0.65
 NETWORK_PART = 0.25
 """Part of the time limit for collectives; the rest is for the optimizer and for starting."""
 SMALL_PART = 8
-"""Optimizer and collectives are measured on buffers that take one part in this of a device's free memory."""
+"""Optimizer and collectives are measured on buffers that take at most one part in this of a device's memory."""
 
 
 def profile_cluster(
@@ -116,12 +110,11 @@ def profile_cluster(
 
 def measure_rank(context: ProcessContext, arguments: Any) -> Any:
     """Measure this rank's device and take part in the collectives; rank 0 returns everyone's numbers as JSON texts."""
-    reserve = reserve_bytes(context.device)
     model = Model.model_validate_json(arguments["model"])
     dtype: DType = arguments["dtype"]
     seq_len, max_seconds = arguments["seq_len"], arguments["max_seconds"]
     capacity = context.device_type.memory_bytes
-    small = None if capacity is None else max(1, (capacity - reserve) // SMALL_PART)
+    small = None if capacity is None else max(1, capacity // SMALL_PART)
     clock = compute_clock(context)
     curves = _sent_curves(arguments["curves"])
     if _attention(context.device, model, dtype) == "plain":
@@ -130,7 +123,16 @@ def measure_rank(context: ProcessContext, arguments: Any) -> Any:
     def told(text: str, begin: float, part: float) -> Callable[[float], None]:
         return lambda done: context.emit({"fraction": begin + part * done, "text": text})
 
-    told("forward and backward", 0.0, 0.0)(0.0)
+    told("optimizer", 0.0, 0.0)(0.0)
+    optimizer = optimizer_s_per_parameter(
+        model,
+        dtype=dtype,
+        device=context.device,
+        num_ranks=context.world_size,
+        most_bytes=small,
+        clock=clock,
+        compute=context.compute,
+    )
     units = measure_units(
         model,
         seq_len=seq_len,
@@ -141,18 +143,9 @@ def measure_rank(context: ProcessContext, arguments: Any) -> Any:
         clock=clock,
         compute=context.compute,
         max_seconds=UNITS_PART * max_seconds,
-        on_pass=told("forward and backward", 0.0, UNITS_PART),
+        on_pass=told("forward and backward", 1 - UNITS_PART - NETWORK_PART, UNITS_PART),
     )
-    told("optimizer", UNITS_PART, 0.0)(1.0)
-    optimizer = optimizer_s_per_parameter(
-        model,
-        dtype=dtype,
-        device=context.device,
-        num_ranks=context.world_size,
-        most_bytes=small,
-        clock=clock,
-        compute=context.compute,
-    )
+    reserve = reserve_bytes(context.device)
     _compute_until_all_are_done(context, model, seq_len, dtype)
     told("collectives", 1 - NETWORK_PART, 0.0)(1.0)
     network = None

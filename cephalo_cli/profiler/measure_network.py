@@ -20,7 +20,6 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from scipy.optimize import nnls
 
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import Cluster
@@ -45,7 +44,7 @@ LONGEST_WINDOW_S = 0.1
 MOST_REPEATS = 100
 FEWEST_PASSES = 2
 MOST_PASSES = 9
-NUM_COSTS = 7
+NUM_COSTS = 15
 """Repeats of what a byte costs."""
 FASTEST_BYTES_PER_S = 1e15
 """Bandwidth of a fit in which size made no difference."""
@@ -115,7 +114,7 @@ def measure_network(
         tasks.append(_Task("gathers", buffers.gather_bytes, shares, buffers.gather))
         tasks.append(_Task("reductions", buffers.reduce_bytes, shares, buffers.reduce))
         if context.device.type == "cpu" and layout.num_elements == largest:
-            costs.append(_cpu_s_per_byte(context, buffers, shares[context.rank]))
+            costs += _cpu_s_per_byte(context, buffers, shares[context.rank])
     _time(context, tasks, max_seconds)
     moves.close()
     measured = Measured(cpu_s_per_byte=median(costs) if costs else 0.0)
@@ -130,6 +129,8 @@ def fit_collective(points: Sequence[CollectivePoint]) -> CollectiveFit:
 
     Neither latency nor the time of a byte is negative. See `cephalo_cli.costmodel.network` for the busiest bytes.
     """
+    from scipy.optimize import nnls  # noqa: PLC0415 - ranks that only measure need not hold it in memory
+
     moved = np.array([point.unit_bytes * busiest_fraction(ALGORITHM, point.shares) for point in points])
     seconds = np.array([max(point.seconds, 1e-9) for point in points])
     solution, _ = nnls(np.stack([1 / seconds, moved / seconds], axis=1), np.ones(len(points)))
@@ -212,19 +213,19 @@ def _time(context: ProcessContext, tasks: Sequence[_Task], max_seconds: float) -
             break
 
 
-def _cpu_s_per_byte(context: ProcessContext, buffers: _Buffers, share: float) -> float:
-    """CPU seconds of this process for a byte it sends or receives."""
+def _cpu_s_per_byte(context: ProcessContext, buffers: _Buffers, share: float) -> list[float]:
+    """CPU seconds of this process for a byte it sends or receives, several times."""
     handled = handled_fraction(ALGORITHM, context.world_size, share)
     moved = handled * (2 * buffers.gather_bytes + buffers.reduce_bytes)
-    seconds = []
+    costs = []
     for _ in range(NUM_COSTS):
         dist.barrier(context.process_group)
         start = time.process_time()
         buffers.gather_anew()
         buffers.gather_anew()
         buffers.reduce_anew()
-        seconds.append(time.process_time() - start)
-    return median(seconds) / moved
+        costs.append((time.process_time() - start) / moved)
+    return costs
 
 
 def _largest_of_ranks(context: ProcessContext, value: float) -> float:

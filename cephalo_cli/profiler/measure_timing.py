@@ -52,6 +52,9 @@ class Workload(Protocol):
     def backward(self) -> None:
         """Run the backward pass of the last forward, and let go of what it kept."""
 
+    def close(self) -> None:
+        """Take note of the memory it took."""
+
 
 @dataclass(frozen=True, order=True)
 class Point:
@@ -94,6 +97,7 @@ class Sweep:
         clock: The device's clock.
         is_out_of_memory: Whether an error means that the device has no memory left.
         wall_clock: What the time limit is measured with.
+        before_pass: Called before every pass that counts.
         on_pass: Told the fraction done.
     """
 
@@ -104,6 +108,7 @@ class Sweep:
         *,
         is_out_of_memory: Callable[[Exception], bool],
         wall_clock: Clock = time.perf_counter,
+        before_pass: Callable[[], None] = lambda: None,
         on_pass: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.flags: dict[UnitKind, list[str]] = {"embedding": [], "block": [], "head": []}
@@ -111,6 +116,7 @@ class Sweep:
         self._clock = clock
         self._is_out_of_memory = is_out_of_memory
         self._wall_clock = wall_clock
+        self._before_pass = before_pass
         self._on_pass = on_pass
         self._counts: dict[Point, int] = {}
         self._costs_s: dict[Point, float] = {}
@@ -127,6 +133,7 @@ class Sweep:
         samples = {point: Samples() for point in left}
         for number in range(MOST_PASSES):
             start = self._wall_clock()
+            self._before_pass()
             for point in left:
                 forward_s, backward_s = self._time(point, self._counts[point])
                 samples[point].forward_s.append(forward_s)
@@ -189,6 +196,7 @@ class Sweep:
             work.backward()
             forward_s += middle - start
             backward_s += self._clock() - middle
+        work.close()
         return forward_s / count, backward_s / count
 
     def _say_ended(self, point: Point, why: str) -> None:

@@ -1,5 +1,6 @@
-"""Measures what one device does: forward and backward of every unit kind, the optimizer, copies, and the reserve."""
+"""Measures forward and backward of every unit kind on one device, and the memory they take."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -12,24 +13,18 @@ from torch import nn
 
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.model import Model
-from cephalo_cli.artifacts.profile import HostCopy, UnitKind, UnitProfile
+from cephalo_cli.artifacts.profile import UnitKind, UnitProfile
 from cephalo_cli.models import DropoutKey, build_unit, initialise_
 from cephalo_cli.profiler.measure_timing import Clock, Point, Samples, Sweep, oddities, spread
 from cephalo_cli.profiler.memory import UnitMemory
-from cephalo_cli.runtime.collectives import scratch_bytes_limit
-from cephalo_cli.runtime.device import DeviceClock, MemoryMeter
-from cephalo_cli.runtime.emulate import anonymous_bytes
-from cephalo_cli.units import model_units
+from cephalo_cli.runtime.device import MemoryMeter
+from cephalo_cli.runtime.emulate import anonymous_bytes, trim_heap
 
-__all__ = ["Curves", "UnitRunner", "host_copy", "measure_units", "optimizer_s_per_parameter", "reserve_bytes"]
+__all__ = ["Curves", "UnitRunner", "UnitWorkload", "measure_units"]
 
 Curves = Mapping[UnitKind, Mapping[int, UnitMemory]]
 """Memory of every kind at every microbatch size."""
 
-CPU_MARGIN_BYTES = 32 * 2**20
-"""Added to the reserve on CPU: the heap's fragmentation and what matrix products allocate inside."""
-ACCELERATOR_MARGIN = 0.03
-"""Part of an accelerator's memory added to the reserve: the allocator's fragmentation, kernels' workspaces."""
 MOST_FILLED = 0.95
 """Part of a device's memory that a measurement may fill."""
 SEED = 0
@@ -117,6 +112,7 @@ class UnitWorkload:
     gradient: torch.Tensor
     compute: Callable[[], AbstractContextManager[None]]
 
+    on_close: Callable[[], None]
     output: torch.Tensor | None = None
 
     def forward(self) -> None:
@@ -132,6 +128,56 @@ class UnitWorkload:
             torch.autograd.backward((self.output,), (self.gradient,))
             self.runner.fold_gradients()
             self.output = self.arguments[0].grad = None
+
+    def close(self) -> None:
+        """Take note of the memory it took."""
+        self.on_close()
+
+
+class _Peaks:
+    """The most memory each point took, as the device's allocator or the process sees it.
+
+    Note: a process holds more than what lives
+        The C library keeps much of what was freed, in pieces that do not always fit what is needed next. So a CPU
+        process holds more than its tensors take, by a factor that is measured for the unit that takes most, at every
+        size; the other units find what that one left behind, so the same factor stands for them. Passes start with a
+        trimmed heap and go from small sizes to large ones, or the largest would hide all others.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._bytes: dict[Point, int] = {}
+        self._device = device
+        self._meter = MemoryMeter(device)
+        self._base = 0
+
+    def start_pass(self) -> None:
+        """Forget what earlier, larger sizes left behind."""
+        if self._device.type == "cpu":
+            trim_heap()
+            self._base = anonymous_bytes()
+
+    def start(self, point: Point) -> Callable[[], None]:
+        """Begin with a point, before its inputs are made; gives what to call at its end."""
+        base = self._base if self._device.type == "cpu" else torch.accelerator.memory_allocated(self._device)
+        self._meter.reset()
+
+        def close() -> None:
+            self._bytes[point] = max(self._bytes.get(point, 0), self._meter.peak_bytes() - base)
+
+        return close
+
+    def measured(self, kind: UnitKind, size: int) -> int | None:
+        """What the device's allocator counted; None on CPU."""
+        return None if self._device.type == "cpu" else self._bytes[Point(size, kind)]
+
+    def working(self, kind: UnitKind, size: int, curves: Curves) -> int:
+        """Bytes that a unit takes: at least what lives in it."""
+        lives = curves[kind][size].working_bytes
+        if self._device.type != "cpu":
+            return max(lives, self._bytes[Point(size, kind)])
+        largest = max(curves, key=lambda other: curves[other][size].working_bytes)
+        factor = self._bytes.get(Point(size, largest), 0) / max(1, curves[largest][size].working_bytes)
+        return math.ceil(lives * max(1.0, factor))
 
 
 def measure_units(
@@ -163,24 +209,25 @@ def measure_units(
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
     runners = {kind: UnitRunner(model, kind, torch_dtype, device) for kind in curves}
-    meter = MemoryMeter(device)
-    peaks: dict[Point, int] = {}
+    peaks = _Peaks(device)
 
     def make(point: Point) -> UnitWorkload:
+        close = peaks.start(point)
         runner = runners[point.kind]
         arguments, gradient = runner.inputs(point.microbatch, seq_len)
-        work = UnitWorkload(runner, arguments, gradient, compute)
-        if device.type != "cpu" and point not in peaks:
-            before = torch.accelerator.memory_allocated(device) - gradient.nbytes - arguments[0].nbytes
-            meter.reset()
-            work.forward()
-            work.backward()
-            peaks[point] = max(0, meter.peak_bytes() - before)
-        return work
+        return UnitWorkload(runner, arguments, gradient, compute, close)
 
-    sweep = Sweep(make, clock, is_out_of_memory=_is_out_of_memory, on_pass=on_pass)
+    def before_pass() -> None:
+        peaks.start_pass()
+        # After trimming, the first work pays for all the memory it takes from the system: let it not be timed.
+        work = make(min(points))
+        work.forward()
+        work.backward()
+
+    peaks.start_pass()
+    sweep = Sweep(make, clock, is_out_of_memory=_is_out_of_memory, before_pass=before_pass, on_pass=on_pass)
     occupied = anonymous_bytes() if device.type == "cpu" else torch.accelerator.memory_allocated(device)
-    points = []
+    points: list[Point] = []
     for kind, curve in curves.items():
         fitting = [size for size in sorted(curve) if _fits(occupied + curve[size].working_bytes, capacity_bytes)]
         points += [Point(size, kind) for size in fitting or [min(curve)]]
@@ -191,108 +238,26 @@ def measure_units(
     wall, device_s = time.perf_counter() - wall, clock() - device_s
     if wall > 1.15 * device_s:
         sweep.flags["block"].append(f"the host was busy: the wall clock ran {wall / device_s:.2f} times the device's")
-    return {kind: _unit_profile(kind, samples, curves[kind], sweep.flags[kind], peaks or None) for kind in curves}
-
-
-def optimizer_s_per_parameter(
-    model: Model,
-    *,
-    dtype: DType,
-    device: torch.device,
-    num_ranks: int,
-    most_bytes: int | None,
-    clock: Clock,
-    compute: Callable[[], AbstractContextManager[None]],
-) -> float:
-    """Measure the optimizer step on shards: the gradient's norm, its scaling, and AdamW.
-
-    The shards are those of an equal split, one tensor a unit, as long as they take at most ``most_bytes``.
-    """
-    state_dtype = torch.promote_types(getattr(torch, dtype), torch.float32)
-    sizes = [max(1, unit.num_parameters // num_ranks) for unit in model_units(model)]
-    while len(sizes) > 1 and most_bytes is not None and 4 * state_dtype.itemsize * sum(sizes) > most_bytes:
-        sizes.pop()
-    shards = [torch.zeros(size, dtype=state_dtype, device=device) for size in sizes]
-    for shard in shards:
-        shard.grad = torch.full_like(shard, 1e-3)
-    adamw = torch.optim.AdamW(shards, lr=1e-4, fused=True)
-    seconds = []
-    for _ in range(6):
-        start = clock()
-        with compute(), torch.no_grad():
-            torch.stack([torch.linalg.vector_norm(shard.grad) for shard in shards]).square().sum().item()
-            for shard in shards:
-                if shard.grad is not None:
-                    shard.grad.mul_(0.5)
-            adamw.step()
-        seconds.append(clock() - start)
-    return median(seconds[1:]) / sum(sizes)
-
-
-def reserve_bytes(device: torch.device) -> int:
-    """Bytes in use before there is a model, plus a margin; call it when the process group is there.
-
-    On CPU: anonymous memory of this process, the reductions' scratch and `CPU_MARGIN_BYTES`. On an accelerator: the
-    runtime's context, the scratch and `ACCELERATOR_MARGIN` of the memory.
-    """
-    if device.type == "cpu":
-        return anonymous_bytes() + scratch_bytes_limit(device) + CPU_MARGIN_BYTES
-    torch.zeros(1, device=device)
-    free, total = torch.accelerator.get_memory_info(device)
-    context = total - free - torch.accelerator.memory_reserved(device)
-    return int(context + scratch_bytes_limit(device) + ACCELERATOR_MARGIN * total)
-
-
-def host_copy(device: torch.device, num_bytes: int = 64 * 2**20) -> HostCopy | None:
-    """Measure copies to and from host memory, pinned and pageable; None on CPU, where there is nothing to copy."""
-    if device.type == "cpu":
-        return None
-    clock = DeviceClock(device)
-
-    def seconds(size: int, *, pinned: bool, to_device: bool) -> float:
-        host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        here = torch.empty(size, dtype=torch.uint8, device=device)
-        taken = []
-        for _ in range(6):
-            start = clock()
-            (here if to_device else host).copy_(host if to_device else here, non_blocking=True)
-            taken.append(clock() - start)
-        return median(taken[1:])
-
-    latency = min(seconds(1, pinned=True, to_device=True), seconds(1, pinned=True, to_device=False))
-
-    def rate(*, pinned: bool, to_device: bool) -> float:
-        return num_bytes / max(seconds(num_bytes, pinned=pinned, to_device=to_device) - latency, 1e-9)
-
-    return HostCopy(
-        to_device_bytes_per_s=rate(pinned=True, to_device=True),
-        to_host_bytes_per_s=rate(pinned=True, to_device=False),
-        pageable_to_device_bytes_per_s=rate(pinned=False, to_device=True),
-        pageable_to_host_bytes_per_s=rate(pinned=False, to_device=False),
-        latency_s=latency,
-    )
+    return {kind: _unit_profile(kind, samples, curves, sweep.flags[kind], peaks) for kind in curves}
 
 
 def _unit_profile(
-    kind: UnitKind,
-    samples: Mapping[Point, Samples],
-    curve: Mapping[int, UnitMemory],
-    flags: Sequence[str],
-    peaks: Mapping[Point, int] | None,
+    kind: UnitKind, samples: Mapping[Point, Samples], curves: Curves, flags: Sequence[str], peaks: _Peaks
 ) -> UnitProfile:
     points = sorted(point for point in samples if point.kind == kind)
     sizes = [point.microbatch for point in points]
     forward = [samples[point].forward_s for point in points]
     backward = [samples[point].backward_s for point in points]
+    measured = [peak for size in sizes if (peak := peaks.measured(kind, size)) is not None]
     return UnitProfile(
         microbatch=tuple(sizes),
         forward_s=tuple(map(median, forward)),
         backward_s=tuple(map(median, backward)),
-        working_bytes=tuple(curve[size].working_bytes for size in sizes),
-        saved_bytes=tuple(curve[size].saved_bytes for size in sizes),
+        working_bytes=tuple(peaks.working(kind, size, curves) for size in sizes),
+        saved_bytes=tuple(curves[kind][size].saved_bytes for size in sizes),
         forward_spread=tuple(map(spread, forward)),
         backward_spread=tuple(map(spread, backward)),
-        measured_peak_bytes=None if peaks is None else tuple(peaks[point] for point in points),
+        measured_peak_bytes=tuple(measured) or None,
         flags=(*flags, *oddities(sizes, {"forward": forward, "backward": backward})),
     )
 

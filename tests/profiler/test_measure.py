@@ -100,7 +100,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 def test_gradients_accumulate_in_float32_whatever_computes(kind: str, dtype: torch.dtype) -> None:
     runner = UnitRunner(MODEL, kind, dtype, CPU)  # type: ignore[arg-type]  # pytest gives a str
     arguments, gradient = runner.inputs(2, 16)
-    work = UnitWorkload(runner, arguments, gradient, contextlib.nullcontext)
+    work = UnitWorkload(runner, arguments, gradient, contextlib.nullcontext, lambda: None)
     grads = runner.gradients()
     work.forward()
     work.backward()

@@ -7,7 +7,7 @@ from cephalo_cli.profiler import local_cluster
 
 
 def test_a_machine_without_accelerators_is_one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     cluster = local_cluster()
     assert [place.device for place in cluster.ranks] == ["cpu"]
     assert cluster.device_types["cpu"].backend == "cpu"
@@ -19,7 +19,7 @@ def test_every_accelerator_is_a_device_of_its_own_type(monkeypatch: pytest.Monke
     module = SimpleNamespace(
         get_device_properties=lambda index: SimpleNamespace(name=cards[index][0], total_memory=cards[index][1])
     )
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(cards))
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     cluster = local_cluster()

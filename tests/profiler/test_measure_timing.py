@@ -54,6 +54,9 @@ class FakeWork:
     def backward(self) -> None:
         self.device.launch(2 * self.seconds(self.point))
 
+    def close(self) -> None:
+        pass
+
 
 def sweep_of(
     device: FakeDevice, seconds: Callable[[Point], float] = lambda point: 0.05 * point.microbatch, **clock: object
