@@ -48,7 +48,8 @@ class UnitProfile(Value):
     backward_s: Series[Seconds]
     """Seconds of the backward pass, without the recomputed forward."""
     working_bytes: Series[NumBytes]
-    """Largest sum of live tensors inside the unit during forward and backward, parameters left out."""
+    """Largest sum of live tensors inside the unit during forward and backward, parameters left out; where it was
+    measured, what the allocator held for them."""
     saved_bytes: Series[NumBytes] | None = None
     """What autograd keeps between forward and backward without recompute; absent where it is not known."""
     forward_spread: Series[Annotated[float, Field(ge=0.0)]] | None = None
