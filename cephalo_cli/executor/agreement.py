@@ -3,7 +3,7 @@
 import hashlib
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, Self
 
@@ -16,40 +16,29 @@ from cephalo_cli.artifacts.profile import Identity
 from cephalo_cli.artifacts.store import dumps
 from cephalo_cli.errors import TrainingError, UsageError
 from cephalo_cli.executor.options import TrainOptions
+from cephalo_cli.executor.peers import gather_values, sum_over_ranks
 from cephalo_cli.quantities import format_bytes
 from cephalo_cli.runtime.device import TORCH_TYPES, device_identity
 from cephalo_cli.runtime.process import ProcessContext
 
-__all__ = ["StopSignals", "check_device", "compare_ranks", "sum_over_ranks"]
+__all__ = ["StopSignals", "check_device", "compare_ranks", "job_facts"]
 
 MEMORY_TOLERANCE = 0.15
 """Devices report up to this fraction less, or more, than the size they are sold with."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def sum_over_ranks(values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Sum a few numbers over all ranks, in float64 and through the host: any device will do."""
-    total = values.detach().to("cpu", torch.float64)
-    if dist.get_world_size(group) > 1:
-        dist.all_reduce(total, group=group)
-    return total
-
-
-def compare_ranks(plan: Plan, options: TrainOptions, data_digest: str, group: dist.ProcessGroup) -> None:
+def compare_ranks(facts: Mapping[str, str], group: dist.ProcessGroup) -> None:
     """Make sure that all ranks are about to do the same.
+
+    Args:
+        facts: What must be equal, by its name in a sentence.
+        group: All ranks.
 
     Raises:
         TrainingError: With the first thing two ranks disagree about, on every rank.
     """
-    mine: dict[str, str] = {
-        "the version of cephalo": __version__,
-        "the version of torch": torch.__version__,
-        "the plan": hashlib.sha256(dumps(plan).encode()).hexdigest(),
-        "the options": options.model_dump_json(),
-        "the training data": data_digest,
-    }
-    all_ranks: list[Mapping[str, str]] = [mine] * dist.get_world_size(group)
-    dist.all_gather_object(all_ranks, mine, group=group)
+    all_ranks = gather_values(dict(facts), group)
     for rank, theirs in enumerate(all_ranks):
         for what, value in all_ranks[0].items():
             if theirs[what] != value:
@@ -57,6 +46,16 @@ def compare_ranks(plan: Plan, options: TrainOptions, data_digest: str, group: di
                     f"rank {rank} and rank 0 disagree about {what}: {theirs[what]} and {value}",
                     hint="start every rank with the same files, options and installation",
                 )
+
+
+def job_facts(plan: Plan, options: TrainOptions) -> dict[str, str]:
+    """What ranks compare before anything else."""
+    return {
+        "the version of cephalo": __version__,
+        "the version of torch": torch.__version__,
+        "the plan": hashlib.sha256(dumps(plan).encode()).hexdigest(),
+        "the options": options.model_dump_json(),
+    }
 
 
 def check_device(plan: Plan, context: ProcessContext) -> str | None:
@@ -116,18 +115,18 @@ class StopSignals:
         self.received = number
         signal.signal(number, signal.SIG_DFL)
 
-    def agree(self, num_tokens: int, total: Callable[[torch.Tensor], torch.Tensor]) -> tuple[int, int | None]:
+    def agree(self, num_tokens: int, group: dist.ProcessGroup) -> tuple[int, int | None]:
         """Add up the tokens of a step, and find out whether any rank was told to stop.
 
         Args:
             num_tokens: Valid tokens of this rank.
-            total: Sums over ranks.
+            group: All ranks.
 
         Returns:
             Valid tokens of the global batch, and the signal to stop for; the same on all ranks.
         """
         received = [float(self.received == number) for number in SIGNALS]
-        tokens, *counts = total(torch.tensor([float(num_tokens), *received], dtype=torch.float64)).tolist()
+        tokens, *counts = sum_over_ranks(torch.tensor([num_tokens, *received], dtype=torch.float64), group).tolist()
         stop = next((number for number, count in zip(SIGNALS, counts, strict=True) if count), None)
         return round(tokens), None if stop is None else int(stop)
 

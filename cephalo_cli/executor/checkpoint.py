@@ -30,6 +30,7 @@ from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.store import write_text
 from cephalo_cli.errors import ArtifactError, TrainingError
 from cephalo_cli.executor.checkpoint_shards import LoadShards, SaveShards, Shard
+from cephalo_cli.executor.peers import broadcast_value, gather_values, reaching_peers
 
 __all__ = ["Found", "Manifest", "find_checkpoint", "load_shards", "save_checkpoint"]
 
@@ -99,16 +100,15 @@ def save_checkpoint(folder: Path, manifest: Manifest, shards: Mapping[str, Shard
     final = folder / f"step-{manifest.step:08d}"
     scratch = folder / f".{final.name}.part"
     rank = dist.get_rank(group)
-    written: list[dict[str, dict[str, object]]] = [{}] * dist.get_world_size(group)
 
     def prepare() -> None:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
 
-    def complete() -> None:
+    def complete(written: list[dict[str, SavedFile]]) -> None:
         files: dict[str, SavedFile] = {INDEX: _digest(scratch / INDEX)}
         for part in written:
-            files |= {name: SavedFile.model_validate(content) for name, content in part.items()}
+            files |= part
         for name in files:
             if not (scratch / name).is_file():
                 raise TrainingError(
@@ -121,10 +121,11 @@ def save_checkpoint(folder: Path, manifest: Manifest, shards: Mapping[str, Shard
 
     try:
         _on_rank_0(prepare, folder, group)
-        save(dict(shards), storage_writer=FileSystemWriter(scratch), planner=SaveShards(), process_group=group)
-        own = {path.name: _digest(path).model_dump() for path in sorted(scratch.glob(f"__{rank}_*"))}
-        dist.all_gather_object(written, own, group=group)
-        _on_rank_0(complete, folder, group)
+        with reaching_peers():
+            save(dict(shards), storage_writer=FileSystemWriter(scratch), planner=SaveShards(), process_group=group)
+        own = {path.name: _digest(path) for path in sorted(scratch.glob(f"__{rank}_*"))}
+        written = gather_values(own, group)
+        _on_rank_0(lambda: complete(written), folder, group)
     except CheckpointException as error:
         raise _cannot_be_written(folder, next(iter(error.failures.values()))[0]) from error
     finally:
@@ -140,7 +141,8 @@ def load_shards(found: Found, shards: Mapping[str, Shard], group: dist.ProcessGr
         ArtifactError: It does not hold these tensors.
     """
     try:
-        load(dict(shards), storage_reader=FileSystemReader(found.path), planner=LoadShards(), process_group=group)
+        with reaching_peers():
+            load(dict(shards), storage_reader=FileSystemReader(found.path), planner=LoadShards(), process_group=group)
     except CheckpointException as error:
         reason = next(iter(error.failures.values()))[0]
         raise ArtifactError(f"cannot be loaded: {reason}", where=str(found.path)) from error
@@ -164,10 +166,8 @@ def find_checkpoint(wanted: str, folder: Path | None, group: dist.ProcessGroup) 
     root = folder if wanted == "latest" else Path(wanted)
     if root is None:
         raise AssertionError("latest needs a checkpoint folder")
-    chosen = [_candidates(root, is_latest=wanted == "latest")]
-    dist.broadcast_object_list(chosen, group_src=0, group=group)
     skipped: list[str] = []
-    for candidate in chosen[0]:
+    for candidate in broadcast_value(_candidates(root, is_latest=wanted == "latest"), group):
         problem = _problem(candidate, group)
         if problem is None:
             return Found(path=candidate, manifest=_read_manifest(candidate)), skipped
@@ -221,9 +221,7 @@ def _problem(path: Path, group: dist.ProcessGroup) -> str | None:
         problem = next(filter(None, (_file_problem(path / name, file) for name, file in files[rank::world_size])), None)
     except ArtifactError as error:
         problem = error.message
-    problems: list[str | None] = [None] * world_size
-    dist.all_gather_object(problems, problem, group=group)
-    return next(filter(None, problems), None)
+    return next(filter(None, gather_values(problem, group)), None)
 
 
 def _file_problem(path: Path, expected: SavedFile) -> str | None:
@@ -271,17 +269,17 @@ def _replace(scratch: Path, final: Path) -> None:
 
 def _on_rank_0(work: Callable[[], None], folder: Path, group: dist.ProcessGroup) -> None:
     """Have rank 0 do something; all ranks wait for it and fail with it."""
-    problem: list[TrainingError | None] = [None]
+    problem: TrainingError | None = None
     if dist.get_rank(group) == 0:
         try:
             work()
         except TrainingError as error:
-            problem = [error]
+            problem = error
         except (OSError, ArtifactError) as error:
-            problem = [_cannot_be_written(folder, error)]
-    dist.broadcast_object_list(problem, group_src=0, group=group)
-    if problem[0] is not None:
-        raise problem[0]
+            problem = _cannot_be_written(folder, error)
+    problem = broadcast_value(problem, group)
+    if problem is not None:
+        raise problem
 
 
 def _cannot_be_written(folder: Path, error: BaseException) -> TrainingError:

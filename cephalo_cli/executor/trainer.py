@@ -8,16 +8,16 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.artifacts.report import StepReport
 from cephalo_cli.errors import ArtifactError, InterruptedRunError, UsageError
-from cephalo_cli.executor.agreement import StopSignals, check_device, compare_ranks, sum_over_ranks
+from cephalo_cli.executor.agreement import StopSignals, check_device, compare_ranks, job_facts
 from cephalo_cli.executor.checkpoint import (
     Found,
     Manifest,
@@ -33,7 +33,8 @@ from cephalo_cli.executor.engine_torch import TorchEngine
 from cephalo_cli.executor.interpreter import Hooks
 from cephalo_cli.executor.journal import StepTimes
 from cephalo_cli.executor.options import Callbacks, TrainingResult, TrainOptions, check_options, microbatch_split
-from cephalo_cli.executor.summary import RankSummary, make_result, summarise
+from cephalo_cli.executor.peers import broadcast_value, gather_values, sum_over_ranks
+from cephalo_cli.executor.summary import make_result, summarise
 from cephalo_cli.runtime.device import MemoryMeter
 from cephalo_cli.runtime.process import ProcessContext
 
@@ -96,6 +97,7 @@ class _Training:
         self._signals = signals
         self._group = context.process_group
         self.dtype: DType = options.dtype or plan.dtype
+        compare_ranks(job_facts(plan, options), self._group)
         notice = check_device(plan, context)
         if notice is not None:
             callbacks.on_notice(notice)
@@ -104,7 +106,7 @@ class _Training:
         self._source: TokenSource = open_source(
             options.data, seq_len=plan.seq_len, vocab_size=plan.model.vocab_size or 0, seed=self.seed
         )
-        compare_ranks(plan, options, self._source.digest, self._group)
+        compare_ranks({"the training data": self._source.digest}, self._group)
         self._batches = Batches(self._source, microbatch_split(plan, options), self.seed)
         self.progress = _Progress()
         self.records = _Records()
@@ -125,7 +127,7 @@ class _Training:
         """Run one step; gives the signal to stop for instead, if there is one."""
         start = time.perf_counter()
         batch = self._batches.of_rank(self.context.rank, self.progress.position)
-        num_tokens, stop = self._signals.agree(count_tokens(batch), self._total)
+        num_tokens, stop = self._signals.agree(count_tokens(batch), self._group)
         if stop is not None:
             return stop
         before = self._received()
@@ -161,9 +163,6 @@ class _Training:
             hint=None if where is None else "--resume latest continues",
         )
 
-    def _total(self, values: torch.Tensor) -> torch.Tensor:
-        return sum_over_ranks(values, self._group)
-
     def _received(self) -> tuple[int, int] | None:
         traffic = self.engine.traffic
         return None if traffic is None else (traffic.gathered_bytes, traffic.reduced_bytes)
@@ -177,7 +176,11 @@ class _Training:
             dtype=self.dtype,
             seed=self.seed,
             context=self.context,
-            hooks=Hooks(throttle=self.context.compute, sum_over_ranks=self._total, on_record=self._callbacks.on_record),
+            hooks=Hooks(
+                throttle=self.context.compute,
+                sum_over_ranks=partial(sum_over_ranks, group=self._group),
+                on_record=self._callbacks.on_record,
+            ),
             callbacks=self._callbacks,
         )
         if self.options.engine != "cephalo":
@@ -191,9 +194,7 @@ class _Training:
         options = self.options
         folder = None if options.checkpoint_dir is None else Path(options.checkpoint_dir)
         if options.resume is None:
-            taken = [folder is not None and self.context.rank == 0 and has_checkpoints(folder)]
-            dist.broadcast_object_list(taken, group_src=0, group=self._group)
-            if taken[0]:
+            if broadcast_value(folder is not None and has_checkpoints(folder), self._group):
                 raise UsageError(
                     "holds checkpoints already",
                     where=f"--checkpoint-dir {folder}",
@@ -260,8 +261,7 @@ def _report(training: _Training, peak_bytes: int) -> TrainingResult | None:
     """Put the ranks' summaries together on rank 0."""
     records, context = training.records, training.context
     mine = summarise(records.reports, records.times, records.received_bytes, peak_bytes)
-    all_ranks: list[RankSummary] = [mine] * context.world_size
-    dist.all_gather_object(all_ranks, mine, group=context.process_group)
+    all_ranks = gather_values(mine, context.process_group)
     if context.rank > 0:
         return None
     return make_result(

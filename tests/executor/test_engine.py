@@ -9,7 +9,7 @@ from cephalo_cli.artifacts import Plan
 from cephalo_cli.costmodel.memory import buffers_bytes
 from cephalo_cli.errors import TrainingError
 from cephalo_cli.executor import TrainOptions
-from cephalo_cli.executor.agreement import compare_ranks
+from cephalo_cli.executor.agreement import compare_ranks, job_facts
 from cephalo_cli.executor.data import Microbatch
 from cephalo_cli.executor.engine import CephaloEngine
 from cephalo_cli.models import IGNORED_TARGET, build_unit, initialise_
@@ -90,11 +90,11 @@ def run_broken(context: ProcessContext, job: Job) -> None:
 
 def disagree(context: ProcessContext, job: Job) -> None:
     options = job.options.model_copy(update={"learning_rate": 1e-3 * (1 + context.rank)})
-    compare_ranks(job.plan, options, "the same", context.process_group)
+    compare_ranks(job_facts(job.plan, options), context.process_group)
 
 
-def disagree_about_data(context: ProcessContext, job: Job) -> None:
-    compare_ranks(job.plan, job.options, f"of rank {context.rank}", context.process_group)
+def disagree_about_data(context: ProcessContext, _: Job) -> None:
+    compare_ranks({"the training data": f"of rank {context.rank}"}, context.process_group)
 
 
 def count_copies(context: ProcessContext, job: Job) -> tuple[Outcome, int]:

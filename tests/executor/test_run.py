@@ -1,12 +1,17 @@
 """A training from start to report, with ranks started the way users start them."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 from cephalo_cli.artifacts.cluster import Cluster, DeviceType, Node
 from cephalo_cli.artifacts.report import StepReport
 from cephalo_cli.artifacts.store import dumps, loads
+from cephalo_cli.errors import TrainingError
 from cephalo_cli.executor import Callbacks, TrainOptions, run_training
+from cephalo_cli.runtime.launch import run_ranks
 from tests.executor.plans import MEMORY_BYTES, make_model, make_plan
 
 NUM_STEPS = 4
@@ -78,3 +83,13 @@ def test_training_on_emulated_devices_reports_every_rank(tmp_path: Path) -> None
     waited = {flow for event in timeline.events for flow in event.waited_for}
     assert waited
     assert waited <= flows[0]
+
+
+def test_a_killed_rank_ends_the_job_and_is_named(tmp_path: Path) -> None:
+    plan = make_plan(make_model(), [[2], [1, 1]], [0.5, 0.5])
+    options = TrainOptions(data="random", num_steps=1000, checkpoint_dir=str(tmp_path / "run"), checkpoint_every=1)
+    arguments = {"plan": json.loads(dumps(plan)), "options": options.model_dump(mode="json"), "rank": 1, "after": 9}
+    with pytest.raises(TrainingError) as ended:
+        run_ranks("tests.executor.entries:killed_in_a_step", arguments, plan.cluster)
+    assert ended.value.message == "rank 1 (core on host) was killed by SIGKILL"
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-00000001"]
