@@ -54,8 +54,10 @@ class Output:
             renderables: Called in human mode for the tables to show.
             force: Whether an existing file may be overwritten.
         """
+        from cephalo_cli import __version__
         from cephalo_cli.artifacts import store
 
+        artifact = artifact.model_copy(update={"created_by": f"cephalo {__version__}"})
         if self.path is not None:
             store.write(artifact, self.path, force=force)
         self.data(lambda: store.dumps(artifact), renderables)
