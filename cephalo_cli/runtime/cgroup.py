@@ -29,6 +29,10 @@ __all__ = ["CgroupHome", "DeviceCgroup", "find_home"]
 
 PERIOD_US = 5_000
 """Length of a quota period, longer only for the slowest devices."""
+WEIGHT = 10
+"""How many ordinary programs a group counts for when CPUs are short: a device is not shared with other programs."""
+DEFAULT_WEIGHTS = {1: ("cpu.shares", 1024), 2: ("cpu.weight", 100)}
+"""File and usual content by version."""
 SMALLEST_QUOTA_US = 1_000
 """The kernel accepts no quota below this."""
 PREFIX = "cephalo-"
@@ -98,7 +102,9 @@ class DeviceCgroup:
             (path.parent / "cgroup.procs").write_text(str(pid))
 
     def limit_cpu(self, speed: float) -> None:
-        """Hold the group's processes together to ``speed`` CPUs."""
+        """Hold the group's processes together to ``speed`` CPUs, which they get before other programs do."""
+        weight_file, usual = DEFAULT_WEIGHTS[self.version]
+        (self.cpu / weight_file).write_text(str(WEIGHT * usual))
         period = max(PERIOD_US, math.ceil(SMALLEST_QUOTA_US / speed))
         quota = max(SMALLEST_QUOTA_US, round(speed * period))
         if self.version == 2:

@@ -130,12 +130,14 @@ def test_limits_are_written_as_each_version_wants_them(tmp_path: Path) -> None:
     first.limit_cpu(0.3)
     assert (first.cpu / "cpu.cfs_quota_us").read_text() == "1500"
     assert (first.cpu / "cpu.cfs_period_us").read_text() == "5000"
+    assert (first.cpu / "cpu.shares").read_text() == "10240"
     first.limit_cpu(0.1)
     assert (first.cpu / "cpu.cfs_quota_us").read_text() == "1000"
     assert (first.cpu / "cpu.cfs_period_us").read_text() == "10000"
     second = DeviceCgroup.create(CgroupHome(version=2, cpu=tmp_path, memory=tmp_path), "1", 2**20)
     second.limit_cpu(2.0)
     assert (second.cpu / "cpu.max").read_text() == "10000 5000"
+    assert (second.cpu / "cpu.weight").read_text() == "1000"
     assert (second.memory / "memory.max").read_text() == "1048576"
     assert DeviceCgroup.from_json(second.to_json()) == second
 
