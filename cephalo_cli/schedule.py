@@ -15,8 +15,8 @@ Note: order and overlap
     why the last block and the head are gathered once.
 
 Source: layered gradient accumulation, Guo et al., Cephalo, ICS 2025 (arXiv 2411.01075), section 4; the microbatch-major
-order is that of PyTorch FSDP (Zhao et al., VLDB 2023), the replicated one of DistributedDataParallel (Li et al., VLDB
-2020).
+order is that of PyTorch FSDP (Zhao et al., VLDB 2023), with its SHARD_GRAD_OP and its reduction after every
+microbatch as options; the replicated one is that of DistributedDataParallel (Li et al., VLDB 2020).
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from cephalo_cli.artifacts.plan import Plan, ScheduleName
+from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.plan import FsdpOptions, Plan, ScheduleName
 from cephalo_cli.units import Unit, model_units
 
 __all__ = ["COLLECTIVES", "Op", "Record", "Stage", "plan_stages", "rank_records", "step_stages"]
@@ -103,9 +104,13 @@ class StepStages:
     stages: tuple[Stage, ...]
     num_rounds: int = field(default=1)
     """How often the stages go through the model: 1 for layer-major, else the largest number of microbatches."""
+    reduce_dtype: DType | None = None
+    """Dtype of whole gradients and their reduction; None: that of accumulation."""
 
 
-def step_stages(name: ScheduleName, units: Sequence[Unit], num_rounds: int = 1) -> StepStages:
+def step_stages(
+    name: ScheduleName, units: Sequence[Unit], num_rounds: int = 1, fsdp: FsdpOptions | None = None
+) -> StepStages:
     """List the stages of a step.
 
     Args:
@@ -114,20 +119,24 @@ def step_stages(name: ScheduleName, units: Sequence[Unit], num_rounds: int = 1) 
             the whole state on every rank.
         units: The model's units in forward order.
         num_rounds: Largest number of microbatches of any rank; layer-major does not depend on it.
+        fsdp: Variants of microbatch-major.
     """
+    fsdp = fsdp or FsdpOptions()
     rounds: Sequence[int | None] = [None] if name == "layer-major" else range(max(num_rounds, 1))
     walk = [(unit, phase, round_) for round_ in rounds for unit, phase in _through_the_model(units)]
     needs = [_needs(unit, phase) for unit, phase, _ in walk] + [frozenset(), frozenset()]
+    keeps = _needed_again(needs, len(walk) // len(rounds)) if fsdp.keeps_gathered else [frozenset()] * len(walk)
     whole: set[int] = set(needs[0])
     stages = []
     for position, (unit, phase, round_) in enumerate(walk):
-        reduce = _complete_after(unit, phase) if round_ in (None, rounds[-1]) else ()
+        reduces = fsdp.reduces_every_microbatch or round_ in (None, rounds[-1])
+        reduce = _complete_after(unit, phase) if reduces else ()
         if name == "replicated":
             stages.append(Stage(unit=unit.index, phase=phase, round=round_, reduce=reduce))
             continue
         fetch = needs[position + 1] - whole
         whole |= fetch
-        free = whole - needs[position + 1] - needs[position + 2]
+        free = whole - needs[position + 1] - needs[position + 2] - keeps[position]
         stages.append(
             Stage(
                 unit=unit.index,
@@ -141,7 +150,14 @@ def step_stages(name: ScheduleName, units: Sequence[Unit], num_rounds: int = 1) 
         )
         whole -= free
     first = () if name == "replicated" else tuple(sorted(needs[0]))
-    return StepStages(name=name, units=tuple(units), first=first, stages=tuple(stages), num_rounds=len(rounds))
+    return StepStages(
+        name=name,
+        units=tuple(units),
+        first=first,
+        stages=tuple(stages),
+        num_rounds=len(rounds),
+        reduce_dtype=fsdp.reduce_dtype,
+    )
 
 
 def rank_records(step: StepStages, *, num_microbatches: int, recompute: bool, offload: bool) -> list[Record]:
@@ -176,7 +192,7 @@ def rank_records(step: StepStages, *, num_microbatches: int, recompute: bool, of
 def plan_stages(plan: Plan) -> StepStages:
     """List the stages of a plan's step."""
     num_rounds = max(len(rank.microbatch_sizes) for rank in plan.ranks)
-    return step_stages(plan.schedule, model_units(plan.model), num_rounds)
+    return step_stages(plan.schedule, model_units(plan.model), num_rounds, plan.fsdp)
 
 
 def _through_the_model(units: Sequence[Unit]) -> list[tuple[Unit, Phase]]:
@@ -191,6 +207,15 @@ def _needs(unit: Unit, phase: Phase) -> frozenset[int]:
     if unit.kind == "embedding" and phase == "backward":
         return frozenset()
     return frozenset({unit.index} if unit.borrows is None else {unit.index, unit.borrows})
+
+
+def _needed_again(needs: Sequence[frozenset[int]], round_length: int) -> list[frozenset[int]]:
+    """Units that each stage's successors in the same round still read."""
+    again: list[frozenset[int]] = []
+    for position in range(len(needs) - 3, -1, -1):
+        is_last = (position + 1) % round_length == 0
+        again.append(frozenset() if is_last else again[-1] | needs[position + 1])
+    return again[::-1]
 
 
 def _complete_after(unit: Unit, phase: Phase) -> tuple[int, ...]:

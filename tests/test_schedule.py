@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cephalo_cli.artifacts.plan import ScheduleName
+from cephalo_cli.artifacts.plan import FsdpOptions, ScheduleName
 from cephalo_cli.schedule import COLLECTIVES, Op, Record, StepStages, plan_stages, rank_records, step_stages
 from cephalo_cli.units import Unit
 from tests.simulator.plans import make_plan
@@ -114,6 +114,53 @@ def test_microbatch_major_gathers_grow_with_the_rounds(case: Case) -> None:
         assert how_often(records, Op.UNSHARD, case.step.units[-1].index) == rounds
         for unit in case.step.units:
             assert how_often(records, Op.REDUCE_GRAD, unit.index) == 1, "it accumulates until the last round"
+
+
+@given(cases("microbatch-major"), st.booleans(), st.booleans())
+def test_fsdp_options_gather_once_a_round_and_reduce_in_every_round(case: Case, keeps: bool, reduces: bool) -> None:  # noqa: FBT001  (hypothesis passes both)
+    rounds = case.step.num_rounds
+    options = FsdpOptions(keeps_gathered=keeps, reduces_every_microbatch=reduces)
+    step = step_stages("microbatch-major", case.step.units, rounds, options)
+    for count in case.counts:
+        records = records_of(step, count)
+        whole: set[int] = set()
+        for record in records:
+            if record.op is Op.UNSHARD and record.unit is not None:
+                assert record.unit not in whole
+                whole.add(record.unit)
+            elif record.op is Op.RESHARD and record.unit is not None:
+                whole.remove(record.unit)
+            elif record.op in COMPUTE and (record.unit, record.op) != (0, Op.BACKWARD):
+                assert record.unit in whole
+        assert whole == set()
+        for unit in step.units[1:-2]:
+            assert how_often(records, Op.UNSHARD, unit.index) == (rounds if keeps else 2 * rounds)
+        for unit in step.units:
+            assert how_often(records, Op.REDUCE_GRAD, unit.index) == (rounds if reduces else 1)
+
+
+def test_units_that_stay_whole_are_held_until_their_backward() -> None:
+    model = units(2, tied=False)
+    step = step_stages("microbatch-major", model, 2, FsdpOptions(keeps_gathered=True))
+    half = len(step.stages) // 2
+    assert [stage.unsharded for stage in step.stages[:half]] == [
+        (0, 1),
+        (1, 2),
+        (1, 2, 3),
+        (1, 2, 3),
+        (1, 2),
+        (1,),
+        (0,),
+    ], "the embedding's backward reads nothing; in it the next round's embedding is gathered"
+    assert step.stages[half].unsharded == (0, 1)
+
+
+def test_a_plan_carries_its_fsdp_options_to_the_schedule() -> None:
+    plan = make_plan(["fast", "slow"], [[1, 1], [1]], schedule="microbatch-major")
+    options = FsdpOptions(keeps_gathered=True, reduces_every_microbatch=True, reduce_dtype="bfloat16")
+    changed = plan.model_copy(update={"fsdp": options})
+    assert plan_stages(changed) == step_stages("microbatch-major", plan_stages(plan).units, 2, options)
+    assert plan_stages(changed).reduce_dtype == "bfloat16"
 
 
 @given(cases("replicated"))

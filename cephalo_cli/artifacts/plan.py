@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cephalo_cli.artifacts.base import NonNegativeInt, NumBytes, PositiveInt, Seconds, Series, Share, Value
+from cephalo_cli.artifacts.base import DType, NonNegativeInt, NumBytes, PositiveInt, Seconds, Series, Share, Value
 from cephalo_cli.artifacts.faults import MisfitError, shown
 from cephalo_cli.artifacts.profile import Basis
 
@@ -13,6 +13,7 @@ __all__ = [
     "Alternative",
     "ExpectedRank",
     "ExpectedStep",
+    "FsdpOptions",
     "Memory",
     "Plan",
     "PlanSettings",
@@ -127,6 +128,17 @@ class Alternative(Value):
     """Largest total over the ranks, divided by the rank's limit."""
 
 
+class FsdpOptions(Value):
+    """How a microbatch-major step differs from ours: full sharding, one reduction a step, in the accumulation dtype."""
+
+    keeps_gathered: bool = False
+    """Whether a unit stays whole from its forward to its backward (only gradients and optimizer state are sharded)."""
+    reduces_every_microbatch: bool = False
+    """Whether gradients are reduced after every microbatch: more traffic, but no whole gradients wait for the last."""
+    reduce_dtype: DType | None = None
+    """Dtype of whole gradients and of their reduction; the accumulation dtype when absent."""
+
+
 class PlanSettings(Value):
     """The options the plan was made with."""
 
@@ -151,6 +163,8 @@ class Plan(Basis):
     """How the plan was made."""
     schedule: ScheduleName
     """The order of work in a step."""
+    fsdp: FsdpOptions | None = None
+    """Variants of the microbatch-major order that others train with, for simulation; ours when absent."""
     global_batch_size: PositiveInt
     """Samples of one step over all ranks."""
     settings: PlanSettings
@@ -163,6 +177,12 @@ class Plan(Basis):
     """How good the plan is."""
     alternatives: Series[Alternative] = ()
     """Other strategies under the same cost model."""
+
+    @model_validator(mode="after")
+    def _varies_only_fsdp(self) -> Self:
+        if self.fsdp is not None and self.schedule != "microbatch-major":
+            raise MisfitError(f"is only for schedule 'microbatch-major', found {shown(self.schedule)}", at=("fsdp",))
+        return self
 
     @model_validator(mode="after")
     def _splits_the_whole(self) -> Self:

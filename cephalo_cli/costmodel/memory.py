@@ -3,9 +3,10 @@
 state      shards of master weights, gradients and both AdamW moments: 16 bytes a trained parameter, 4 a frozen one
            (twice that for float64)
 buffers    the largest sum, over the stages of a step, of unsharded parameters (compute dtype) and unsharded gradients
-           (accumulation dtype: the stage's and those still being reduced, in microbatch-major order all of them from
-           the first round on). A rank that keeps everything (one rank, or replicated state) has only a copy of all
-           parameters in the compute dtype, and not even that where it is the dtype of the master weights
+           (accumulation dtype, or the schedule's own: the stage's and those still being reduced, in microbatch-major
+           order all of them from the first round on, unless every round reduces). A rank that keeps everything (one
+           rank, or replicated state) has only a copy of all parameters in the compute dtype, and not even that where
+           it is the dtype of the master weights
 working    the most live tensors inside one unit for the largest microbatch
 saved      what lives from forward to backward
 reserve    runtime context and fragmentation
@@ -27,6 +28,7 @@ from cephalo_cli.units import DTYPE_BYTES, boundary_bytes
 __all__ = [
     "accumulation_bytes",
     "buffers_bytes",
+    "gradient_bytes",
     "limit_bytes",
     "rank_memory",
     "saved_bytes",
@@ -40,6 +42,11 @@ def accumulation_bytes(dtype: DType) -> int:
     return max(4, DTYPE_BYTES[dtype])
 
 
+def gradient_bytes(step: StepStages, dtype: DType) -> int:
+    """Bytes of one element of a whole gradient, as it accumulates and is reduced."""
+    return accumulation_bytes(dtype) if step.reduce_dtype is None else DTYPE_BYTES[step.reduce_dtype]
+
+
 def state_bytes(basis: Basis) -> int:
     """Bytes of the whole training state: master, gradient and two moments; frozen parameters have only the first."""
     trained = basis.num_parameters - basis.num_frozen_parameters
@@ -48,10 +55,10 @@ def state_bytes(basis: Basis) -> int:
 
 def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType) -> int:
     """Bytes of unsharded parameters and gradients at the fullest stage of a step; the same on every rank."""
-    gradient_bytes, parameter_bytes = accumulation_bytes(dtype), DTYPE_BYTES[dtype]
+    per_gradient, per_parameter = gradient_bytes(step, dtype), DTYPE_BYTES[dtype]
     sizes = [unit.num_parameters for unit in step.units]
     if num_ranks == 1 or step.name == "replicated":
-        return 0 if parameter_bytes == gradient_bytes else parameter_bytes * sum(sizes)
+        return 0 if per_parameter == accumulation_bytes(dtype) else per_parameter * sum(sizes)
     fullest = 0
     accumulating: set[int] = set()
     reducing: set[int] = set()
@@ -61,7 +68,7 @@ def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType) -> int:
             accumulating |= {stage.unit} if borrowed is None else {stage.unit, borrowed}
         parameters = sum(sizes[unit] for unit in stage.unsharded)
         gradients = sum(sizes[unit] for unit in accumulating | reducing)
-        fullest = max(fullest, parameter_bytes * parameters + gradient_bytes * gradients)
+        fullest = max(fullest, per_parameter * parameters + per_gradient * gradients)
         reducing = set(stage.reduce)
         accumulating -= reducing
     return fullest

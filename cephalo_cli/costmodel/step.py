@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from cephalo_cli.artifacts.profile import Basis
 from cephalo_cli.costmodel.compute import RankChoice, copy_s, moving_s_per_byte, optimizer_s, stage_s
-from cephalo_cli.costmodel.memory import accumulation_bytes
+from cephalo_cli.costmodel.memory import gradient_bytes
 from cephalo_cli.costmodel.network import busiest_fraction, collective_s
 from cephalo_cli.schedule import Phase, Stage, StepStages
 from cephalo_cli.units import DTYPE_BYTES
@@ -38,7 +38,7 @@ class CollectiveTimes:
     gather_bytes: tuple[int, ...]
     """Bytes of each unit in the compute dtype."""
     reduce_bytes: tuple[int, ...]
-    """Bytes of each unit's gradient in the accumulation dtype."""
+    """Bytes of each unit's gradient in the dtype it is reduced in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +99,7 @@ def collective_times(basis: Basis, step: StepStages, shares: Sequence[float]) ->
         shares: State share of each rank (ignored where the state is replicated).
     """
     gather_bytes = tuple(unit.num_parameters * DTYPE_BYTES[basis.dtype] for unit in step.units)
-    reduce_bytes = tuple(unit.num_parameters * accumulation_bytes(basis.dtype) for unit in step.units)
+    reduce_bytes = tuple(unit.num_parameters * gradient_bytes(step, basis.dtype) for unit in step.units)
     zeros = (0.0,) * len(step.units)
     network = basis.network
     if network == "ideal":

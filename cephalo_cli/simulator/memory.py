@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cephalo_cli.artifacts.plan import Memory
 from cephalo_cli.artifacts.profile import DeviceProfile, UnitKind
-from cephalo_cli.costmodel.memory import accumulation_bytes, limit_bytes, state_bytes, working_bytes
+from cephalo_cli.costmodel.memory import accumulation_bytes, gradient_bytes, limit_bytes, state_bytes, working_bytes
 from cephalo_cli.costmodel.tables import interpolate
 from cephalo_cli.schedule import Op
 from cephalo_cli.simulator.parts import Part, Setting
@@ -125,7 +125,7 @@ class _Buffers:
         self.borrows = [unit.borrows for unit in step.units]
         self.collectives = setting.collectives
         accumulation, compute = accumulation_bytes(plan.dtype), DTYPE_BYTES[plan.dtype]
-        self.per_gradient, self.per_parameter = float(accumulation), float(compute)
+        self.per_gradient, self.per_parameter = float(gradient_bytes(step, plan.dtype)), float(compute)
         keeps_all = len(plan.ranks) == 1 or step.name == "replicated"
         self.always = 0.0
         if keeps_all or part.device.method == "imported":

@@ -247,6 +247,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         "f: ranks: found state shares that sum to 1, expected 3",
     ),
     (
+        "a variant of another schedule",
+        changed("plan", "fsdp", to={"keeps_gathered": True}),
+        "f: fsdp: is only for schedule 'microbatch-major', found \"layer-major\"",
+    ),
+    (
         "microbatches that do not sum to the batch",
         changed("plan", "ranks", 0, "microbatch_sizes", to=[3, 3]),
         "f: global_batch_size: found 8, expected 7, the sum of all microbatch sizes",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cephalo_cli.artifacts.base import DType
-from cephalo_cli.artifacts.plan import PlanSettings, ScheduleName
+from cephalo_cli.artifacts.plan import FsdpOptions, PlanSettings, ScheduleName
 from cephalo_cli.artifacts.profile import Profile
 from cephalo_cli.costmodel import RankChoice, rank_memory
 from cephalo_cli.costmodel.memory import accumulation_bytes, buffers_bytes, limit_bytes, state_bytes
@@ -113,6 +113,21 @@ def test_microbatch_major_keeps_the_whole_gradient_from_the_first_round_on() -> 
     mine = choice("x", [1, 1], 0.5)
     step = stages(profile, "microbatch-major", 2)
     assert rank_memory(profile, settings, mine, step=step, num_ranks=2).buffers_bytes == again
+
+
+def test_reducing_every_microbatch_keeps_no_gradients_for_later() -> None:
+    options = FsdpOptions(reduces_every_microbatch=True)
+    units = model_units(basis().model)
+    once = buffers_bytes(step_stages("microbatch-major", units, 1), num_ranks=2, dtype="bfloat16")
+    again = buffers_bytes(step_stages("microbatch-major", units, 3, options), num_ranks=2, dtype="bfloat16")
+    assert again == once
+
+
+def test_whole_gradients_have_the_dtype_of_their_reduction() -> None:
+    units = model_units(basis().model)
+    step = step_stages("microbatch-major", units, 1, FsdpOptions(reduce_dtype="bfloat16"))
+    # the backward of the last block: both blocks whole, its own gradient and, on its way, the head's
+    assert buffers_bytes(step, num_ranks=2, dtype="bfloat16") == 2 * (2 * B) + 2 * (B + H)
 
 
 def test_every_term_by_hand() -> None:

@@ -5,8 +5,11 @@ from typing import Any, Literal
 
 import pytest
 
-from cephalo_cli.artifacts.plan import ScheduleName
+from cephalo_cli.artifacts.plan import FsdpOptions, ScheduleName
 from cephalo_cli.costmodel.compute import copy_s, moving_s_per_byte, optimizer_s, stage_s
+from cephalo_cli.costmodel.step import collective_times
+from cephalo_cli.schedule import step_stages
+from cephalo_cli.units import model_units
 from tests.costmodel.bases import TIED_H, B, E, H, backward, basis, choice, estimate, forward, host_copy
 
 EVERY: tuple[ScheduleName, ...] = ("layer-major", "microbatch-major", "replicated")
@@ -161,6 +164,15 @@ def test_gathers_move_the_compute_dtype_and_reductions_the_accumulation_dtype() 
     rs = sum(reduction(size, 0.5, 10.0) for size in (E, B, H))
     assert got.step_s == pytest.approx(ag + rs + 0.03 * 0.5 * (E + B + H), rel=1e-12)
     assert got.bound == "network"
+
+
+def test_a_schedule_with_a_reduction_dtype_of_its_own_reduces_in_it() -> None:
+    profile = basis(dtype="bfloat16")
+    step = step_stages("microbatch-major", model_units(profile.model), 2, FsdpOptions(reduce_dtype="bfloat16"))
+    times = collective_times(profile, step, [0.5, 0.5])
+    assert times.reduce_bytes == times.gather_bytes == tuple(2 * size for size in (E, B, B, H))
+    # half of each unit crosses, at 1000 bytes a second gathered and 500 reduced
+    assert times.reduce_s == pytest.approx([size * 2 * 0.5 / 500 for size in (E, B, B, H)])
 
 
 def test_cpu_ranks_move_what_they_send_and_receive_on_their_own_cores() -> None:
