@@ -80,21 +80,25 @@ def link(bandwidth: float, latency: float) -> Link:
 @pytest.mark.parametrize(
     ("nodes", "bandwidth", "latency"),
     [
-        # two nodes of two: the network is the slowest link, its latency counts in each of 3 steps
-        ([(2, link(100.0, 0.1)), (2, link(50.0, 0.2))], 10.0, 3 * 1.0),
+        # two nodes of two: the network is the slowest link; of the hops 0.1, 1, 0.2, 1 a shard skips one
+        ([(2, link(100.0, 0.1)), (2, link(50.0, 0.2))], 10.0, 2.2),
         # one node of three: the network between nodes does not matter
-        ([(3, link(100.0, 0.1))], 100.0, 2 * 0.1),
+        ([(3, link(100.0, 0.1))], 100.0, 0.2),
         # a slow link inside a node slows all; a node of one device has no link in use
-        ([(2, link(5.0, 0.1)), (1, link(1.0, 9.0))], 5.0, 2 * 1.0),
+        ([(2, link(5.0, 0.1)), (1, link(1.0, 9.0))], 5.0, 2.0),
+        # one device: nothing moves
+        ([(1, None)], 10.0, 0.0),
     ],
 )
 def test_a_network_from_links_is_a_ring_as_fast_as_its_slowest_link(
     nodes: list[tuple[int, Link | None]], bandwidth: float, latency: float
 ) -> None:
-    fit = CollectiveFit(latency_s=latency, bandwidth_bytes_per_s=bandwidth)
-    assert network_from_links(cluster(*nodes, network=link(10.0, 1.0))) == NetworkProfile(
-        method="estimated", algorithm="ring", all_gather=fit, reduce_scatter=fit
-    )
+    network = network_from_links(cluster(*nodes, network=link(10.0, 1.0)))
+    assert isinstance(network, NetworkProfile)
+    assert (network.method, network.algorithm) == ("estimated", "ring")
+    assert network.all_gather == network.reduce_scatter
+    assert network.all_gather.latency_s == pytest.approx(latency)
+    assert network.all_gather.bandwidth_bytes_per_s == 0.8 * bandwidth
 
 
 def test_an_ideal_network_stays_ideal() -> None:
