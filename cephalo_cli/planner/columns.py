@@ -32,17 +32,20 @@ TOLERANCE = 1e-9
 class ColumnSearch:
     """Branch and bound over options with a linear program a node."""
 
-    def __init__(self, problem: Problem, options: Sequence[Options], deadline: float | None) -> None:
+    def __init__(
+        self, problem: Problem, options: Sequence[Options], deadline: float | None, best: Found | None = None
+    ) -> None:
         self.problem, self.options, self.deadline = problem, options, deadline
         self.stage_kinds = np.array([stage.kind for stage in problem.stages])
         self.moved = np.array([stage.moved_bytes for stage in problem.stages], dtype=np.float64)
-        self.best: Found | None = None
+        self.best = best
         self.timed_out = False
         self.nodes = 0
 
     def run(self) -> float:
         """Search to the end or the deadline; returns the proven lower bound (`best` holds the plan)."""
-        self._start()
+        if self.best is None:
+            self._start()
         numbers = itertools.count()
         root = tuple(
             Team(index, group.count, tuple(range(len(options))))

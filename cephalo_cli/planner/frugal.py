@@ -1,7 +1,7 @@
 """Whether anything fits, and what is missing where nothing does: the problem with time left out.
 
 For every group and number of samples b the least memory beside the state is found (over modes and microbatches); the
-split of the batch that leaves most room for the state (`split.best_split`) then decides.
+split of the batch that leaves most room for the state (`split.largest_sum`) then decides.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from cephalo_cli.costmodel import RankChoice, rank_memory
 from cephalo_cli.planner.problem import DeviceGroup, Problem
 from cephalo_cli.planner.rounds import uniform_sizes
 from cephalo_cli.planner.sizes import SizeCosts, size_costs
-from cephalo_cli.planner.split import best_split
+from cephalo_cli.planner.split import find_split, largest_sum, stacked
 
 __all__ = ["Shortage", "find_shortage", "state_fits"]
 
@@ -36,31 +36,29 @@ class Shortage:
 
 def state_fits(problem: Problem) -> bool:
     """Whether some plan fits, whatever it takes."""
-    return find_shortage(problem) is None
+    if _lone_shortage(problem) is not None:
+        return False
+    rooms = stacked([_room_by_samples(problem, group) for group in problem.groups])
+    counts = np.array([group.count for group in problem.groups])
+    rooms[rooms < 0] = -np.inf
+    return find_split(rooms, counts, problem.batch_size, 1.0 - 1e-12) is not None
 
 
 def find_shortage(problem: Problem) -> Shortage | None:
     """What is missing for the most frugal plan; None where one fits."""
-    for group in problem.groups:
-        empty = _memory_terms(problem, group, ())
-        beside = sum(empty.values())
-        if beside > group.limit_bytes:
-            return _on_rank(problem, group, (), beside - group.limit_bytes)
-        if group.startup_share < 0:
-            over = -group.startup_share * problem.basis.num_parameters * 4
-            return Shortage(
-                rank=group.ranks[0], device=group.name, term="start-up", over_bytes=round(over), everywhere=False
-            )
+    lone = _lone_shortage(problem)
+    if lone is not None:
+        return lone
     rooms = [_room_by_samples(problem, group) for group in problem.groups]
-    counts = [group.count for group in problem.groups]
-    fitting = best_split([np.where(room >= 0, room, -np.inf) for room in rooms], counts, problem.batch_size)
+    counts = np.array([group.count for group in problem.groups])
+    fitting = largest_sum(stacked([np.where(room >= 0, room, -np.inf) for room in rooms]), counts, problem.batch_size)
     if fitting is not None and fitting[0] >= 1.0 - 1e-12:
         return None
     if fitting is not None:
         smallest = min(problem.groups, key=lambda group: group.limit_bytes)
         over = round((1.0 - fitting[0]) * problem.state_bytes)
         return Shortage(rank=smallest.ranks[0], device=smallest.name, term="state", over_bytes=over, everywhere=True)
-    split = best_split(rooms, counts, problem.batch_size)
+    split = largest_sum(stacked(rooms), counts, problem.batch_size)
     if split is None:
         raise AssertionError("without limits every split is possible")
     worst = min(
@@ -73,6 +71,21 @@ def find_shortage(problem: Problem) -> Shortage | None:
     group = problem.groups[worst[1]]
     sizes = uniform_sizes(worst[2], problem.settings.microbatch_size or 1)
     return _on_rank(problem, group, sizes, max(1, round(-worst[0] * problem.state_bytes)))
+
+
+def _lone_shortage(problem: Problem) -> Shortage | None:
+    """A rank that does not even fit without samples and state."""
+    for group in problem.groups:
+        empty = _memory_terms(problem, group, ())
+        beside = sum(empty.values())
+        if beside > group.limit_bytes:
+            return _on_rank(problem, group, (), beside - group.limit_bytes)
+        if group.startup_share < 0:
+            over = -group.startup_share * problem.basis.num_parameters * 4
+            return Shortage(
+                rank=group.ranks[0], device=group.name, term="start-up", over_bytes=round(over), everywhere=False
+            )
+    return None
 
 
 def _on_rank(problem: Problem, group: DeviceGroup, sizes: tuple[int, ...], over_bytes: int) -> Shortage:

@@ -6,7 +6,7 @@ Symbols as in `problem`; L_k is a limit on the compute of kind k, and a *box* is
    T_k = lo_k and the options that hi admits, so if no state fits under any w and O with ``A_lo(w) + O < target``,
    the box is done.
 2. That is decided without approximation: along the curve ``O = target - A_lo(w)`` the largest state S(w, O)
-   (`split.best_split`) is compared with 1. S grows with w and O, so ``S(w2, O(w1)) < 1`` settles all of [w1, w2];
+   (`split.find_split`) is compared with 1. S grows with w and O, so ``S(w2, O(w1)) < 1`` settles all of [w1, w2];
    otherwise the interval is halved, until it is settled or a point of the curve holds the state: a witness.
 3. A witness is a plan. Its own best limits (`shares.best_limits`) may be a new best value, which lowers the target
    ``(1 - tolerance) * best``. A box that still has a witness is shrunk and branched:
@@ -30,12 +30,12 @@ import numpy.typing as npt
 from cephalo_cli.planner.microbatches import Options
 from cephalo_cli.planner.problem import KINDS, Problem
 from cephalo_cli.planner.shares import Holder, ShareLimits, best_limits, fixed_seconds
-from cephalo_cli.planner.split import best_split
+from cephalo_cli.planner.stack import Stack
 
 __all__ = ["TOLERANCE", "Found", "Search"]
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 TOLERANCE = 1e-10
 """Relative distance between the best plan and what is proven: rounding of the sums, not slack of the search."""
@@ -59,22 +59,26 @@ class _Undecided(Exception):  # noqa: N818 - a signal between two functions, nev
 class Search:
     """Branch and bound over limits."""
 
-    def __init__(self, problem: Problem, options: Sequence[Options], deadline: float | None) -> None:
+    def __init__(
+        self, problem: Problem, options: Sequence[Options], deadline: float | None, best: Found | None = None
+    ) -> None:
         self.problem, self.options, self.deadline = problem, options, deadline
-        self.counts = [group.count for group in problem.groups]
-        self.order = [np.argsort(option.caps, kind="stable") for option in options]
+        self.counts = np.array([group.count for group in problem.groups])
         self.floors = stage_floors(problem)
-        self.times = [np.maximum(np.maximum(option.compute_s, option.copy_s), self.floors) for option in options]
+        self.times = [np.maximum(option.times_s, self.floors) for option in options]
+        self.stack = Stack(options, self.times)
         self.values = [
             np.unique(np.concatenate([times[:, kind] for times in self.times])) for kind in range(len(KINDS))
         ]
         self.slowest = max(group.optimizer_s for group in problem.groups)
-        self.best: Found | None = None
+        self.best = best
+        self.records = True
         self.timed_out = False
 
     def run(self) -> float:
         """Search to the end or the deadline; returns the proven lower bound (`best` holds the plan)."""
-        self._start()
+        if self.best is None:
+            self._start()
         if self.best is None:
             return math.inf
         numbers = itertools.count()
@@ -100,6 +104,18 @@ class Search:
                 undecided = min(undecided, self._relaxed(self._at(lo), self._at(hi)))
         return min(self.target, undecided)
 
+    def needed(self) -> Floats | None:
+        """Limits by kind that every plan below the target needs; None where there is no such plan.
+
+        For options that are only bounds: nothing is recorded.
+        """
+        self.records = False
+        try:
+            shrunk = self._shrink([0] * len(KINDS), [len(values) - 1 for values in self.values])
+        except _Undecided:
+            return self.floors
+        return None if shrunk is None else self._at(shrunk[0])
+
     @property
     def target(self) -> float:
         """Only plans below this value are still looked for."""
@@ -110,22 +126,19 @@ class Search:
 
     def _start(self) -> None:
         """A first plan: the least limit on a rank's own step under which the state fits."""
-        counts = np.array(self.problem.counts, dtype=np.float64)
-        loads = [times @ counts for times in self.times]
-        levels = np.unique(np.concatenate(loads))
-        if any(len(options) == 0 for options in self.options):
-            return
+        loads = self.stack.times @ np.array(self.problem.counts, dtype=np.float64)
+        levels = np.unique(loads)
         low, high = 0, len(levels) - 1
-        if not self._try([load <= levels[high] for load in loads]):
+        if any(len(options) == 0 for options in self.options) or not self._try(loads <= levels[high]):
             return
         while low < high:
             middle = (low + high) // 2
-            if self._try([load <= levels[middle] for load in loads]):
+            if self._try(loads <= levels[middle]):
                 high = middle
             else:
                 low = middle + 1
 
-    def _try(self, admitted: Sequence[npt.NDArray[np.bool_]]) -> bool:
+    def _try(self, admitted: Mask) -> bool:
         witness = self._holds(admitted, math.inf, math.inf)
         if witness is not None:
             self._record(witness)
@@ -173,6 +186,8 @@ class Search:
 
     def _record(self, rows: tuple[tuple[int, ...], ...]) -> bool:
         """Price a witness; whether it is a new best."""
+        if not self.records:
+            return False
         kinds = self.floors.copy()
         holders = []
         for group, options, times, chosen in zip(self.problem.groups, self.options, self.times, rows, strict=True):
@@ -190,21 +205,21 @@ class Search:
 
     def _relaxed(self, lo: Floats, hi: Floats) -> float:
         """A bound on the box: every rank holds as much as its group's emptiest option."""
-        limits = best_limits(self.problem, lo.tolist(), self._emptiest(hi))
+        limits = best_limits(self.problem, lo.tolist(), self._emptiest(self.stack.within(hi)))
         return math.inf if limits is None else limits.step_s
 
-    def _emptiest(self, hi: Floats) -> list[Holder]:
+    def _emptiest(self, admitted: Mask) -> list[Holder]:
+        caps = self.stack.emptiest(admitted)
         return [
-            Holder(group.count, float(options.caps[(times <= hi).all(axis=1)].max(initial=-1.0)), group.optimizer_s)
-            for group, options, times in zip(self.problem.groups, self.options, self.times, strict=True)
+            Holder(group.count, cap, group.optimizer_s) for group, cap in zip(self.problem.groups, caps, strict=True)
         ]
 
     def _witness(self, lo: Floats, hi: Floats) -> tuple[tuple[int, ...], ...] | None:
         """A plan under hi whose state fits at a point of the curve ``A_lo(w) + O = target``; None: there is none."""
-        limits = best_limits(self.problem, lo.tolist(), self._emptiest(hi))
+        admitted = self.stack.within(hi)
+        limits = best_limits(self.problem, lo.tolist(), self._emptiest(admitted))
         if limits is None or limits.step_s >= self.target:
             return None
-        admitted = [np.asarray((times <= hi).all(axis=1)) for times in self.times]
         if self.problem.network is None:
             return self._holds(admitted, math.inf, self.target - fixed_seconds(self.problem, lo.tolist(), 0.0))
 
@@ -253,33 +268,20 @@ class Search:
             ends.append(bad if good != end else end)
         return ends[0], ends[1]
 
-    def _holds(
-        self, admitted: Sequence[npt.NDArray[np.bool_]], busiest: float, optimizer_s: float
-    ) -> tuple[tuple[int, ...], ...] | None:
+    def _holds(self, admitted: Mask, busiest: float, optimizer_s: float) -> tuple[tuple[int, ...], ...] | None:
         """Rows of every rank under which the state fits at w and O; None proves that it does not."""
         network = self.problem.network
         least = 0.0 if network is None else max(0.0, 1.0 - busiest)
         clip = busiest / (network.num_ranks - 1) if network is not None and network.direct else 1.0
-        rows_of, values = [], []
-        for group, options, order, mask in zip(self.problem.groups, self.options, self.order, admitted, strict=True):
-            rows = order[mask[order]]
-            rows = rows[options.caps[rows] >= least]
-            most = clip if group.optimizer_s == 0 else min(clip, optimizer_s / group.optimizer_s)
-            if not len(rows) or most < least:
-                return None
-            size = int(options.samples[rows].max()) + 1
-            value = np.full(size, -np.inf)
-            row_of = np.zeros(size, dtype=np.int64)
-            value[options.samples[rows]] = np.minimum(options.caps[rows], most)
-            row_of[options.samples[rows]] = rows
-            values.append(value)
-            rows_of.append(row_of)
-        split = best_split(values, self.counts, self.problem.batch_size)
-        if split is None or split[0] < 1.0:
-            return None
-        return tuple(
-            tuple(int(row) for row in row_of[samples]) for row_of, samples in zip(rows_of, split[1], strict=True)
+        most = np.array(
+            [
+                clip if group.optimizer_s == 0 else min(clip, optimizer_s / group.optimizer_s)
+                for group in self.problem.groups
+            ]
         )
+        if most.min() < least:
+            return None
+        return self.stack.split(admitted, self.counts, self.problem.batch_size, least, most)
 
 
 def stage_floors(problem: Problem) -> Floats:

@@ -1,4 +1,4 @@
-"""Which multisets of microbatch sizes are worth considering: exact Pareto lists by dynamic programming.
+"""Options of a device group, and the exact Pareto lists of those that still matter, by dynamic programming.
 
 For one device group and one mode, with tau(s) the additive costs of one microbatch of s samples (`sizes`):
 
@@ -9,8 +9,12 @@ For one device group and one mode, with tau(s) the additive costs of one microba
 Dropping dominated prefixes is exact, because whatever extends one extends the other. A multiset whose largest size is
 s needs ``beside(s) + saved`` bytes beside the state, so every entry of ``exact_s[b]`` is one option; where a larger
 size needs no more memory than a smaller one (a table that decreases) it is one even if ``table_(s-1)`` dominates it.
+
+Such lists grow quickly, so they are only made for the samples b that `bounds` leaves open, and only from prefixes that
+can still reach one of them within the window.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,9 +23,20 @@ import numpy.typing as npt
 from cephalo_cli.costmodel.compute import RankChoice
 from cephalo_cli.costmodel.memory import rank_memory
 from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem
-from cephalo_cli.planner.sizes import SizeCosts, size_costs
+from cephalo_cli.planner.sizes import SizeCosts
 
-__all__ = ["BELOW", "Options", "Window", "group_options", "undominated"]
+__all__ = [
+    "BELOW",
+    "History",
+    "Listing",
+    "Options",
+    "Window",
+    "empty_option",
+    "join_options",
+    "list_exactly",
+    "undominated",
+    "without_dominated",
+]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -29,6 +44,9 @@ Ints = npt.NDArray[np.int64]
 SAME = 1e-12
 """Relative difference below which two costs are the same: far below the tolerance of the proof."""
 
+
+BLOCK = 128
+"""Rows compared with each other at once."""
 
 BELOW = 1.0 - 1e-15
 """Keeps a share that fills a memory from being rounded up by a byte."""
@@ -44,9 +62,11 @@ class Window:
     """How often each kind occurs."""
     budget_s: float
     """``sum_k count_k * max(floor_k, t_k)`` may not be larger."""
+    flat_s: Floats
+    """Seconds of a stage by kind below which all options are alike."""
 
     def admits(self, seconds: Floats) -> npt.NDArray[np.bool_]:
-        """Which rows of seconds by kind are within the budget."""
+        """Which rows (last axis: kinds) are within the budget."""
         within: npt.NDArray[np.bool_] = np.maximum(seconds, self.floors_s) @ self.counts <= self.budget_s
         return within
 
@@ -95,6 +115,15 @@ class Options:
     def __len__(self) -> int:
         return len(self.samples)
 
+    @property
+    def times_s(self) -> Floats:
+        """The longer of compute and copies, by kind."""
+        return np.maximum(self.compute_s, self.copy_s)
+
+    def above(self, flat_s: Floats) -> Floats:
+        """Compute and copies by kind where they are above what makes no difference."""
+        return np.column_stack([np.maximum(self.compute_s, flat_s), np.maximum(self.copy_s, flat_s)])
+
     def select(self, rows: npt.NDArray[np.bool_] | Ints) -> "Options":
         """Keep some rows."""
         return Options(
@@ -120,61 +149,60 @@ class Options:
         )
 
 
-def group_options(problem: Problem, group: DeviceGroup, max_samples: int, window: Window) -> Options:
-    """List every option of a device group that can be part of a better plan.
-
-    Args:
-        problem: The problem.
-        group: The device group.
-        max_samples: Most samples of one rank.
-        window: What is worth keeping.
-    """
-    history = History()
-    parts = [_empty(problem, group, history)]
-    parts += [_mode_options(problem, group, mode, max_samples, window, history) for mode in range(len(group.modes))]
+def join_options(parts: Sequence[Options]) -> Options:
+    """All options of the parts that fit, without those another one is at least as good as; all share one history."""
     merged = Options(
-        group=group,
+        group=parts[0].group,
         samples=np.concatenate([part.samples for part in parts]),
         compute_s=np.concatenate([part.compute_s for part in parts]),
         copy_s=np.concatenate([part.copy_s for part in parts]),
         caps=np.concatenate([part.caps for part in parts]),
         modes=np.concatenate([part.modes for part in parts]),
         entries=np.concatenate([part.entries for part in parts]),
-        history=history,
+        history=parts[0].history,
     )
-    fitting = merged.select(merged.caps >= 0.0)
-    return fitting.select(_undominated_options(fitting))
+    return merged.select(merged.caps >= 0.0)
+
+
+def without_dominated(options: Options, flat_s: Floats) -> Options:
+    """Leave out options that need no less time (above the floors) and no less memory than another of equal samples."""
+    keep = np.zeros(len(options), dtype=bool)
+    times = options.above(flat_s)
+    costs = np.column_stack([times - times.min(axis=0, initial=np.inf), 1.0 - options.caps])
+    costs = costs[:, costs.any(axis=0)]
+    order = np.lexsort((-options.caps, options.samples))
+    starts = np.flatnonzero(np.diff(options.samples[order], prepend=-1))
+    for rows in np.split(order, starts[1:]):
+        keep[rows[undominated(costs[rows])]] = True
+    return options.select(keep)
 
 
 def undominated(costs: Floats) -> npt.NDArray[np.bool_]:
     """Which rows no other row is as good as in every column; of equal rows one stays. Costs are at least 0."""
-    keep = np.ones(len(costs), dtype=bool)
-    if len(costs) < 2 or costs.shape[1] == 0:
+    count = len(costs)
+    keep = np.ones(count, dtype=bool)
+    if count < 2 or costs.shape[1] == 0:
         keep[1:] = False
         return keep
-    slack = costs * (1.0 + SAME)
     order = np.lexsort(costs.T[::-1])
-    for position, row in enumerate(order):
-        if keep[row]:
-            later = order[position + 1 :]
-            later = later[keep[later]]
-            keep[later[(costs[row] <= slack[later]).all(axis=1)]] = False
+    ordered = costs[order]
+    slack = ordered * (1.0 + SAME)
+    for start in range(0, count, BLOCK):
+        # Rows of this block against all kept rows before it, then among themselves, first come first kept.
+        rows = np.arange(start, min(start + BLOCK, count))
+        before = np.flatnonzero(keep[order[:start]])
+        if len(before):
+            beaten = (ordered[before][:, None] <= slack[rows][None]).all(axis=2).any(axis=0)
+            keep[order[rows[beaten]]] = False
+            rows = rows[~beaten]
+        worse = (ordered[rows][:, None] <= slack[rows][None]).all(axis=2)
+        np.fill_diagonal(worse, val=False)
+        worse &= np.arange(len(rows))[:, None] < np.arange(len(rows))[None]
+        keep[order[rows[worse.any(axis=0)]]] = False
     return keep
 
 
-def _undominated_options(options: Options) -> npt.NDArray[np.bool_]:
-    """Pareto filter among options with equally many samples: times against the share that fits."""
-    keep = np.zeros(len(options), dtype=bool)
-    costs = np.column_stack([options.compute_s, options.copy_s, 1.0 - options.caps])
-    costs = costs[:, costs.any(axis=0)]
-    order = np.argsort(options.samples, kind="stable")
-    starts = np.flatnonzero(np.diff(options.samples[order], prepend=-1))
-    for rows in np.split(order, starts[1:]):
-        keep[rows[undominated(costs[rows])]] = True
-    return keep
-
-
-def _empty(problem: Problem, group: DeviceGroup, history: History) -> Options:
+def empty_option(problem: Problem, group: DeviceGroup, history: History) -> Options:
     """The option of no samples; its mode does not matter."""
     mode = group.modes[0]
     choice = RankChoice(
@@ -195,95 +223,117 @@ def _empty(problem: Problem, group: DeviceGroup, history: History) -> Options:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Options of one mode as they are found: vectors of additive costs with their largest size."""
+
+    group: DeviceGroup
+    mode: int
+    costs: SizeCosts
+    history: History
+    samples: list[Ints] = field(default_factory=list)
+    largest: list[int] = field(default_factory=list)
+    vectors: list[Floats] = field(default_factory=list)
+    entries: list[Ints] = field(default_factory=list)
+
+    def add(self, samples: Ints, largest: int, vectors: Floats, entries: Ints) -> None:
+        """Add options with one largest size."""
+        self.samples.append(samples)
+        self.largest.append(largest)
+        self.vectors.append(vectors)
+        self.entries.append(entries)
+
+    def options(self, problem: Problem) -> Options:
+        """All of them, with their copies and the shares that fit."""
+        counts = [len(samples) for samples in self.samples]
+        samples = np.concatenate([np.zeros(0, dtype=np.int64), *self.samples])
+        largest = np.repeat(np.array(self.largest, dtype=np.int64), counts)
+        vectors = np.concatenate([np.zeros((0, self.costs.additive.shape[1])), *self.vectors])
+        beside = self.costs.beside_bytes[largest] + np.ceil(vectors[:, -2]) + self.costs.boundary_bytes * samples
+        return Options(
+            group=self.group,
+            samples=samples,
+            compute_s=vectors[:, : len(KINDS)],
+            copy_s=self.costs.copy_s(samples, vectors[:, -1]),
+            caps=_caps(problem, self.group, beside),
+            modes=np.full(len(samples), self.mode, dtype=np.int64),
+            entries=np.concatenate([np.zeros(0, dtype=np.int64), *self.entries]),
+            history=self.history,
+        )
+
+
 def _caps(problem: Problem, group: DeviceGroup, beside_bytes: Floats) -> Floats:
     fits = (group.limit_bytes - beside_bytes) / problem.state_bytes * BELOW
     return np.minimum(min(1.0, group.startup_share), fits)
 
 
+def list_exactly(listing: Listing, targets: Ints, least: Floats, window: Window) -> None:
+    """Add every undominated option with one of the target numbers of samples that the window admits.
+
+    Args:
+        listing: Where to add them.
+        targets: Samples to list, increasing.
+        least: Lower bounds of the additive costs by samples, shape (samples + 1, columns).
+        window: What is worth keeping.
+    """
+    costs, most = listing.costs, int(targets[-1])
+    table = _Table(listing, targets, least, window)
+    wanted = set(targets.tolist())
+    for size in range(1, min(costs.max_size, most) + 1):
+        rises = costs.beside_bytes[size] >= costs.beside_bytes[1 : size + 1].max()
+        for samples in range(size, most + 1):
+            if len(table.vectors[samples - size]):
+                vectors, entries = table.extend(samples, size, keep_dominated=not rises)
+                if samples in wanted and len(entries):
+                    listing.add(np.full(len(entries), samples, dtype=np.int64), size, vectors, entries)
+
+
 class _Table:
     """``table_s[b]`` of the note, grown size by size."""
 
-    def __init__(self, costs: SizeCosts, max_samples: int, window: Window, history: History) -> None:
-        width = costs.additive.shape[1]
-        self.costs, self.window, self.history = costs, window, history
-        self.vectors = [np.zeros((1 if samples == 0 else 0, width)) for samples in range(max_samples + 1)]
+    def __init__(self, listing: Listing, targets: Ints, least: Floats, window: Window) -> None:
+        self.listing, self.window, self.targets = listing, window, targets
+        self.rest = least[:, : len(KINDS)]
+        self.matters = _matters(listing.costs, int(targets[-1]), window)
+        width = listing.costs.additive.shape[1]
+        self.vectors = [np.zeros((1 if samples == 0 else 0, width)) for samples in range(int(targets[-1]) + 1)]
         self.entries = [np.zeros(len(vectors), dtype=np.int64) for vectors in self.vectors]
 
     def extend(self, samples: int, size: int, *, keep_dominated: bool) -> tuple[Floats, Ints]:
         """Add one microbatch of a size; returns ``exact_s[b]`` and its entries."""
-        before = self.vectors[samples - size]
-        candidates = before + self.costs.additive[size]
-        good = self.window.admits(candidates[:, : len(KINDS)])
-        matters = self.costs.matters
-        good[good] = undominated(candidates[good][:, matters])
+        candidates = self.vectors[samples - size] + self.listing.costs.additive[size]
+        rest = self.rest[self.targets[self.targets >= samples] - samples]
+        reached = candidates[:, None, : len(KINDS)] + rest[None]
+        good = np.asarray(self.window.admits(reached).any(axis=1))
+        good[good] = undominated(candidates[good][:, self.matters])
         old = self.vectors[samples]
         worse = np.zeros(len(candidates), dtype=bool)
-        if len(old):
-            slack = candidates[:, matters] * (1.0 + SAME)
-            worse = (old[None, :, matters] <= slack[:, None, :]).all(axis=2).any(axis=1)
+        if len(old) and good.any():
+            slack = candidates[good][:, self.matters] * (1.0 + SAME)
+            worse[good] = (old[None, :, self.matters] <= slack[:, None, :]).all(axis=2).any(axis=1)
         chosen = np.flatnonzero(good if keep_dominated else good & ~worse)
         if not len(chosen):
             return candidates[chosen], chosen
-        entries = self.history.add(self.entries[samples - size][chosen].tolist(), size)
+        entries = self.listing.history.add(self.entries[samples - size][chosen].tolist(), size)
         fresh = ~worse[chosen]
         if fresh.any():
-            vectors = np.concatenate([old, candidates[chosen[fresh]]])
-            together = np.concatenate([self.entries[samples], entries[fresh]])
-            keep = undominated(vectors[:, matters])
-            self.vectors[samples], self.entries[samples] = vectors[keep], together[keep]
+            added = candidates[chosen[fresh]]
+            slack = old[:, self.matters] * (1.0 + SAME)
+            stays = ~(added[None, :, self.matters] <= slack[:, None, :]).all(axis=2).any(axis=1)
+            self.vectors[samples] = np.concatenate([old[stays], added])
+            self.entries[samples] = np.concatenate([self.entries[samples][stays], entries[fresh]])
         return candidates[chosen], entries
 
 
-def _mode_options(
-    problem: Problem, group: DeviceGroup, mode: int, max_samples: int, window: Window, history: History
-) -> Options:
-    costs = size_costs(problem, group, group.modes[mode], max_samples)
-    found: list[tuple[int, int, Floats, Ints]] = []
-    only = problem.settings.microbatch_size
-    if only is None:
-        table = _Table(costs, max_samples, window, history)
-        for size in range(1, costs.max_size + 1):
-            rises = costs.beside_bytes[size] >= costs.beside_bytes[1 : size + 1].max()
-            for samples in range(size, max_samples + 1):
-                if len(table.vectors[samples - size]):
-                    found.append((samples, size, *table.extend(samples, size, keep_dominated=not rises)))
-    else:
-        for samples in range(1, max_samples + 1):
-            whole, rest = divmod(samples, only)
-            sizes = [only] * whole + [rest] * (rest > 0)
-            if sizes[0] > costs.max_size:
-                break
-            entry = history.add([0], sizes[-1])
-            for size in reversed(sizes[:-1]):
-                entry = history.add(entry.tolist(), size)
-            vector = costs.additive[sizes].sum(axis=0)[None]
-            if window.admits(vector[:, : len(KINDS)])[0]:
-                found.append((samples, sizes[0], vector, entry))
-    return _as_options(problem, group, mode, costs, found, history)
-
-
-def _as_options(
-    problem: Problem,
-    group: DeviceGroup,
-    mode: int,
-    costs: SizeCosts,
-    found: list[tuple[int, int, Floats, Ints]],
-    history: History,
-) -> Options:
-    width = costs.additive.shape[1]
-    counts = [len(entries) for _, _, _, entries in found]
-    samples = np.repeat(np.array([row[0] for row in found], dtype=np.int64), counts)
-    largest = np.repeat(np.array([row[1] for row in found], dtype=np.int64), counts)
-    vectors = np.concatenate([np.zeros((0, width)), *(row[2] for row in found)])
-    entries = np.concatenate([np.zeros(0, dtype=np.int64), *(row[3] for row in found)])
-    beside = costs.beside_bytes[largest] + np.ceil(vectors[:, -2]) + costs.boundary_bytes * samples
-    return Options(
-        group=group,
-        samples=samples,
-        compute_s=vectors[:, : len(KINDS)],
-        copy_s=costs.copy_s(samples, vectors[:, -1]),
-        caps=_caps(problem, group, beside),
-        modes=np.full(len(samples), mode, dtype=np.int64),
-        entries=entries,
-        history=history,
-    )
+def _matters(costs: SizeCosts, most: int, window: Window) -> npt.NDArray[np.bool_]:
+    """Columns that can tell options apart: not the kinds whose slowest multiset stays below the floor."""
+    sizes = np.arange(1, len(costs.additive))
+    slowest = (costs.additive[1:, : len(KINDS)] / sizes[:, None]).max(axis=0, initial=0.0) * most
+    matters = costs.matters.copy()
+    matters[: len(KINDS)] &= slowest > window.flat_s
+    if matters[-1]:
+        samples = np.arange(most + 1)
+        copies = costs.copy_s(samples, samples.astype(np.float64))
+        quickest = (costs.additive[1:, : len(KINDS)] / sizes[:, None]).min(axis=0, initial=np.inf)
+        matters[-1] = bool((copies > np.maximum(window.flat_s, np.outer(samples, quickest))).any())
+    return matters

@@ -15,6 +15,9 @@ from cephalo_cli.units import boundary_bytes
 
 __all__ = ["SizeCosts", "rates", "size_costs"]
 
+NEGLIGIBLE_BYTES = 8.0
+"""Difference of bytes a sample that does not decide between multisets: rounding of what was measured."""
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -71,7 +74,7 @@ def size_costs(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int, 
     copies = _copies(problem, group, mode)
     matters = np.asarray(additive.any(axis=0))
     per_sample = additive[1:, -2] / np.arange(1, largest + 1)
-    matters[-2] &= bool(np.ptp(per_sample) > 0.0) if largest else False
+    matters[-2] &= bool(np.ptp(per_sample) > NEGLIGIBLE_BYTES) if largest else False
     matters[-1] = bool(copies[2].any() or copies[3].any())
     num_saved = 1 if not mode.recompute else 0 if mode.offload else num_blocks + 1
     return SizeCosts(

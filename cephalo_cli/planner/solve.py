@@ -1,9 +1,12 @@
 """The best layer-major plan of a problem, with its proof.
 
-1. Bound from below what a sample costs each device group at best; divide the batch by it: no plan is faster.
-2. List the options within a budget above that bound (`microbatches`), search them exactly (`limits`, or `columns` where
-   shares act on compute). A plan within the budget is optimal, because an option outside it would alone take longer.
-3. Otherwise widen the budget; without any budget the answer is final.
+1. Bound from below what a sample costs each device group at best; divide the batch by it: no plan is faster. A first
+   budget is a little above that bound.
+2. Bound every option within the budget from both sides (`bounds`), and search the concrete ones (`limits`, or `columns`
+   where shares act on compute). Their best plan is the new budget: an option that alone takes longer is out.
+3. Search the lower bounds for the limits that any better plan needs. Below those all options are alike, which closes
+   nearly all of them; where bound and concrete option still differ, list the options exactly (`microbatches`).
+4. Search what is listed. Nothing is left out, so the result is the optimum.
 """
 
 import math
@@ -15,10 +18,19 @@ import numpy.typing as npt
 
 from cephalo_cli.costmodel import RankChoice, rank_memory, step_estimate
 from cephalo_cli.costmodel.compute import stage_s
+from cephalo_cli.planner.bounds import Bounds, bound_options, open_samples
 from cephalo_cli.planner.columns import ColumnSearch
 from cephalo_cli.planner.frugal import state_fits
-from cephalo_cli.planner.limits import Search, stage_floors
-from cephalo_cli.planner.microbatches import BELOW, Options, Window, group_options
+from cephalo_cli.planner.limits import TOLERANCE, Found, Search, stage_floors
+from cephalo_cli.planner.microbatches import (
+    BELOW,
+    Listing,
+    Options,
+    Window,
+    join_options,
+    list_exactly,
+    without_dominated,
+)
 from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem
 from cephalo_cli.planner.shares import ROUNDING, ShareLimits, fair_shares
 from cephalo_cli.planner.sizes import rates
@@ -55,38 +67,86 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
     """
     floors = stage_floors(problem)
     counts = np.array(problem.counts, dtype=np.float64)
+    flat = np.zeros(len(KINDS)) if problem.moves else floors
     reaches = [_Reach(rates(problem, group), floors, counts, problem.batch_size) for group in problem.groups]
     ideal = _ideal_s(problem, reaches)
-    for factor in BUDGETS:
-        budget = math.inf if factor == math.inf else ideal * factor
-        window = Window(floors_s=floors, counts=counts, budget_s=budget)
-        options = [
-            group_options(problem, group, math.floor(reach.within(budget) * (1.0 + ROUNDING)), window)
+    least_exposed = problem.exposed_floor_s + problem.exposed_slope_s * _least_busiest(problem)
+    budgets = [ideal * factor if factor < math.inf else math.inf for factor in BUDGETS]
+    while budgets:
+        window = Window(floors_s=floors, counts=counts, budget_s=budgets.pop(0), flat_s=flat)
+        bounds = [
+            bound_options(problem, group, math.floor(reach.within(window.budget_s) * (1.0 + ROUNDING)), window)
             for group, reach in zip(problem.groups, reaches, strict=True)
         ]
-        search = (ColumnSearch if problem.moves else Search)(problem, options, deadline)
+        concrete = [without_dominated(bound.concrete, flat) for bound in bounds]
+        search = _searcher(problem)(problem, concrete, deadline)
         bound = search.run()
         if search.best is None:
-            if search.timed_out or not state_fits(problem):
+            if search.timed_out or (budgets and not state_fits(problem)):
                 return None
             continue
-        outside = window.budget_s + problem.exposed_floor_s
-        if search.best.limits.step_s <= outside or search.timed_out or factor == math.inf:
-            return _solution(problem, options, search, min(bound, outside))
+        spent = search.best.limits.step_s - least_exposed
+        if search.timed_out:
+            return _solution(problem, concrete, search.best, min(ideal + least_exposed, bound), proven=False)
+        if spent <= window.budget_s:
+            return _settle(problem, bounds, concrete, search.best, replace(window, budget_s=spent), deadline)
+        budgets = [spent * (1.0 + ROUNDING)]
     return None
 
 
-def _solution(problem: Problem, options: list[Options], search: "Search | ColumnSearch", bound: float) -> Solution:
-    found = search.best
-    if found is None:
-        raise AssertionError("a solution needs a plan")
+def _settle(
+    problem: Problem,
+    bounds: Sequence[Bounds],
+    concrete: list[Options],
+    best: Found,
+    window: Window,
+    deadline: float | None,
+) -> Solution:
+    """Prove the best plan of the concrete options, or find a better one among all."""
+    if not problem.moves:
+        relaxed = [without_dominated(bound.relaxed, window.flat_s) for bound in bounds]
+        needed = Search(problem, relaxed, deadline, best).needed()
+        if needed is None:
+            return _solution(problem, concrete, best, best.limits.step_s * (1.0 - TOLERANCE), proven=True)
+        window = replace(window, floors_s=needed, flat_s=needed)
+    listed = []
+    for bound, known in zip(bounds, concrete, strict=True):
+        parts = [known]
+        for mode, costs in enumerate(bound.costs):
+            targets = open_samples(bound, mode, window)
+            if len(targets):
+                listing = Listing(group=known.group, mode=mode, costs=costs, history=bound.history)
+                list_exactly(listing, targets, bound.least[mode], window)
+                parts.append(listing.options(problem))
+        listed.append(without_dominated(join_options(parts), window.flat_s) if len(parts) > 1 else known)
+    if all(now is before for now, before in zip(listed, concrete, strict=True)):
+        return _solution(problem, concrete, best, best.limits.step_s * (1.0 - TOLERANCE), proven=True)
+    search = _searcher(problem)(problem, listed, deadline, best)
+    lower = search.run()
+    if search.best is None:
+        raise AssertionError("a search does not lose its plan")
+    options = concrete if search.best is best else listed
+    return _solution(problem, options, search.best, lower, proven=not search.timed_out)
+
+
+def _searcher(problem: Problem) -> type[Search] | type[ColumnSearch]:
+    return ColumnSearch if problem.moves else Search
+
+
+def _least_busiest(problem: Problem) -> float:
+    return 0.0 if problem.network is None else problem.network.least_busiest
+
+
+def _solution(
+    problem: Problem, options: Sequence[Options], found: Found, lower_bound_s: float, *, proven: bool
+) -> Solution:
     by_rank: dict[int, RankChoice] = {}
     for group, listed, rows in zip(problem.groups, options, found.rows, strict=True):
         ordered = np.array(rows)[np.lexsort((np.array(rows), -listed.samples[list(rows)]))].tolist()
         by_rank |= {rank: listed.choice(row, 0.0) for rank, row in zip(group.ranks, ordered, strict=True)}
     choices = place_shares(problem, [by_rank[rank] for rank in range(problem.num_ranks)], found.limits)
     step_s = step_estimate(problem.basis, choices, problem.step).step_s
-    return Solution(choices=choices, step_s=step_s, lower_bound_s=min(bound, step_s), proven=not search.timed_out)
+    return Solution(choices=choices, step_s=step_s, lower_bound_s=min(lower_bound_s, step_s), proven=proven)
 
 
 def place_shares(problem: Problem, choices: Sequence[RankChoice], limits: ShareLimits) -> tuple[RankChoice, ...]:
