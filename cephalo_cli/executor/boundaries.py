@@ -73,17 +73,18 @@ class Boundaries:
         if self._host is not None and self._host.has(key):
             self._here.pop(key, None)
 
-    def offload(self, key: Key) -> None:
-        """Start copying a tensor to the host and forget the device's."""
+    def offload(self, key: Key) -> torch.Event | None:
+        """Start copying a tensor to the host and forget the device's; gives the copy's end (None: it is over)."""
         if self._host is None:
             raise AssertionError("the rank does not offload")
-        self._host.save(key, self._here.pop(key))
+        return self._host.save(key, self._here.pop(key))
 
-    def fetch(self, key: Key) -> None:
-        """Start copying a tensor to the device; the host keeps its copy until `drop`."""
+    def fetch(self, key: Key) -> torch.Event | None:
+        """Start copying a tensor to the device; the host keeps its copy until `drop`. Gives the end as `offload`."""
         if self._host is None:
             raise AssertionError("the rank does not offload")
         self._here[key], self._arriving[key] = self._host.load(key)
+        return self._arriving[key]
 
     @property
     def is_empty(self) -> bool:
@@ -114,7 +115,7 @@ class _HostCopies:
     def has(self, key: Key) -> bool:
         return key in self._buffers
 
-    def save(self, key: Key, tensor: torch.Tensor) -> None:
+    def save(self, key: Key, tensor: torch.Tensor) -> torch.Event | None:
         while len(self._leaving) >= MOST_LEAVING:
             _, done = self._leaving.popleft()
             if done is not None:
@@ -122,6 +123,7 @@ class _HostCopies:
         buffer = self._buffers[key] = self._take(tensor)
         self._copy(self._outward, buffer, buffer.tensor, tensor)
         self._leaving.append((tensor, buffer.used))
+        return buffer.used
 
     def load(self, key: Key) -> tuple[torch.Tensor, torch.Event | None]:
         buffer = self._buffers[key]
@@ -145,7 +147,8 @@ class _HostCopies:
             stream.wait_event(buffer.used)
         with stream:
             target.copy_(source, non_blocking=True)
-            buffer.used = stream.record_event()
+        buffer.used = torch.Event(self._device, enable_timing=True)
+        buffer.used.record(stream)
 
     def _take(self, like: torch.Tensor) -> _HostBuffer:
         free = self._free.get((like.shape, like.dtype))

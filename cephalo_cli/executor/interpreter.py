@@ -295,13 +295,13 @@ class StepInterpreter:
         return flows
 
     def _offload(self, record: Record, _: _Step) -> None:
-        self._journal.started(record)
-        self._boundaries.offload(_key(record))
+        flow = self._journal.started(record)
+        self._journal.ended(flow, self._boundaries.offload(_key(record)))
 
     def _fetch(self, record: Record, _: _Step) -> None:
         key = _key(record)
-        self._copy_flows[key] = self._journal.started(record)
-        self._boundaries.fetch(key)
+        self._copy_flows[key] = flow = self._journal.started(record)
+        self._journal.ended(flow, self._boundaries.fetch(key))
 
     # Small things -----------------------------------------------------------------------------------------------------
 

@@ -111,6 +111,13 @@ class Journal:
         self._spans.append(_Span(record, self.mark(), flow=flow))
         return flow
 
+    def ended(self, flow: int, end: Mark | None) -> None:
+        """Say when a copy ends; None where it is over already."""
+        now = self.mark() if end is None else end
+        for span in self._spans:
+            if span.flow == flow:
+                span.end = now
+
     def stood_still(self, lane: Lane, start: Mark, flow: int | None) -> None:
         """Say that this rank waited from ``start`` until now for a collective or a copy, which is now over."""
         now = self.mark()

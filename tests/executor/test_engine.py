@@ -14,7 +14,8 @@ from cephalo_cli.executor.data import Microbatch
 from cephalo_cli.executor.engine import CephaloEngine
 from cephalo_cli.models import IGNORED_TARGET, build_unit, initialise_
 from cephalo_cli.runtime.process import ProcessContext
-from cephalo_cli.schedule import Record, plan_stages
+from cephalo_cli.schedule import Op, Record, plan_stages, rank_records
+from cephalo_cli.timeline import Event
 from cephalo_cli.units import boundary_bytes, model_units
 from tests.executor.plans import SEQ_LEN, make_model, make_plan
 from tests.executor.ranks import Job, Ranks, make_engine
@@ -97,23 +98,23 @@ def disagree_about_data(context: ProcessContext, _: Job) -> None:
     compare_ranks({"the training data": f"of rank {context.rank}"}, context.process_group)
 
 
-def count_copies(context: ProcessContext, job: Job) -> tuple[Outcome, int]:
-    """Run with offload and count what goes to the host in one step."""
+def count_copies(context: ProcessContext, job: Job) -> tuple[Outcome, int, list[Event]]:
+    """Run with offload, count what goes to the host in one step, and keep the events of the copies."""
     moved = 0
     engine: CephaloEngine = make_engine(context, job)
     host = engine._interpreter._boundaries._host  # noqa: SLF001 - the copies are what is counted
     assert host is not None
     save = host.save
 
-    def counting_save(key: Any, tensor: torch.Tensor) -> None:
+    def counting_save(key: Any, tensor: torch.Tensor) -> torch.Event | None:
         nonlocal moved
         moved += tensor.nbytes
-        save(key, tensor)
+        return save(key, tensor)
 
     host.save = counting_save  # type: ignore[method-assign]
-    engine.run_step(make_batch(job.plan, 0), num_tokens=count(job.plan), step=1)
+    _, times = engine.run_step(make_batch(job.plan, 0), num_tokens=count(job.plan), step=1)
     engine.close()
-    return run_steps(context, job), moved
+    return run_steps(context, job), moved, [event for event in times.events if event.lane.startswith("copy")]
 
 
 def watch_buffers(context: ProcessContext, job: Job) -> int:
@@ -214,11 +215,16 @@ def test_a_step_without_tokens_has_no_loss_and_no_gradient(outcomes: dict[str, l
 
 
 def test_offloading_changes_nothing_and_moves_boundaries_alone(outcomes: dict[str, list[Any]]) -> None:
-    ((steps, moved_bytes),) = outcomes["offloaded"]
+    ((steps, moved_bytes, events),) = outcomes["offloaded"]
     assert steps == outcomes["not offloaded"][0]
     one_boundary = boundary_bytes(MODEL, SEQ_LEN, "float64", 4)
     num_boundaries = MODEL.num_layers + 1
     assert moved_bytes == 2 * num_boundaries * one_boundary
+    plan = JOBS["offloaded"].plan
+    records = rank_records(plan_stages(plan), num_microbatches=3, recompute=True, offload=True)
+    for lane, op in (("copy out", Op.OFFLOAD), ("copy in", Op.FETCH)):
+        assert sum(event.lane == lane for event in events) == sum(record.op is op for record in records)
+    assert len({event.flow for event in events}) == len(events)
 
 
 def test_buffers_are_what_the_memory_model_says(outcomes: dict[str, list[Any]]) -> None:

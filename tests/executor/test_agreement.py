@@ -1,0 +1,106 @@
+"""The device under a rank, and signals."""
+
+import os
+import signal
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cephalo_cli.artifacts import Plan
+from cephalo_cli.artifacts.cluster import DeviceType
+from cephalo_cli.artifacts.profile import Identity
+from cephalo_cli.errors import UsageError
+from cephalo_cli.executor import agreement
+from cephalo_cli.executor.agreement import StopSignals, check_device
+from cephalo_cli.runtime.process import ProcessContext
+from tests.executor.plans import make_model, make_plan
+
+GIB = 2**30
+L4 = DeviceType(backend="cuda", memory_bytes=24 * GIB)
+
+
+def make_identity(name: str, memory_bytes: int, uuid: str | None = None) -> Identity:
+    return Identity(name=name, memory_bytes=memory_bytes, uuid=uuid, torch="2.13")
+
+
+def plan_for(device_type: DeviceType, measured: Identity | None) -> Plan:
+    plan = make_plan(make_model(), [[1]])
+    cluster = plan.cluster.model_copy(update={"device_types": {"core": device_type}})
+    devices = {"core": plan.devices["core"].model_copy(update={"identity": measured})}
+    return plan.model_copy(update={"cluster": cluster, "devices": devices})
+
+
+def context_on(plan: Plan, device: str) -> ProcessContext:
+    return ProcessContext(
+        cluster=plan.cluster,
+        place=plan.cluster.ranks[0],
+        device=torch.device(device),
+        world_size=1,
+        process_group=cast("dist.ProcessGroup", None),
+        timeout=timedelta(seconds=1),
+        emulation=None,
+        emit=lambda _: None,
+    )
+
+
+def check(monkeypatch: pytest.MonkeyPatch, plan: Plan, device: str, here: Identity) -> str | None:
+    def identity(*_: Any) -> Identity:
+        return here
+
+    monkeypatch.setattr(agreement, "device_identity", identity)
+    return check_device(plan, context_on(plan, device))
+
+
+def test_the_planned_device_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = make_identity("NVIDIA L4", round(22.5 * GIB))
+    assert check(monkeypatch, plan_for(L4, None), "cuda", here) is None
+    assert check(monkeypatch, plan_for(L4, here), "cuda", here) is None
+    rocm = L4.model_copy(update={"backend": "rocm"})
+    assert check(monkeypatch, plan_for(rocm, None), "cuda", here) is None
+
+
+REFUSED = {
+    "another card": (make_identity("NVIDIA L4", 24 * GIB), make_identity("Tesla P40", 24 * GIB, "GPU-1")),
+    "another size": (None, make_identity("NVIDIA A100", 80 * GIB)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_another_device_is_refused_with_both_descriptions(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    measured, here = REFUSED[name]
+    with pytest.raises(UsageError) as refusal:
+        check(monkeypatch, plan_for(L4, measured), "cuda", here)
+    assert (
+        refusal.value.message
+        == {
+            "another card": "runs on Tesla P40 (24.0 GiB, GPU-1), the plan was made for NVIDIA L4 (24.0 GiB)",
+            "another size": "runs on NVIDIA A100 (80.0 GiB), the plan was made for core with 24.0 GiB",
+        }[name]
+    )
+    assert refusal.value.where == "rank 0 (core on host)"
+
+
+def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="runs on cpu, the plan has cuda"):
+        check(monkeypatch, plan_for(L4, None), "cpu", make_identity("Xeon", 8 * GIB))
+
+
+def test_another_processor_is_only_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = DeviceType(backend="cpu", memory_bytes=GIB)
+    told = check(monkeypatch, plan_for(cpu, make_identity("Xeon", GIB)), "cpu", make_identity("EPYC", 9 * GIB))
+    assert told == "rank 0 (core on host) runs on EPYC; the plan was made for Xeon, so its times will be off"
+    assert check(monkeypatch, plan_for(cpu, None), "cpu", make_identity("EPYC", GIB)) is None
+
+
+def test_the_first_signal_is_remembered_and_the_second_ends_the_process() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals() as signals:
+        assert signals.received is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.received == signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) not in (signal.SIG_DFL, signal.default_int_handler)
+    assert signal.getsignal(signal.SIGTERM) is before
