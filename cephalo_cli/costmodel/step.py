@@ -15,7 +15,7 @@ exposed first gather and last reduction added.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cephalo_cli.artifacts.profile import Basis
 from cephalo_cli.costmodel.compute import RankChoice, copy_s, moving_s_per_byte, optimizer_s, stage_s
@@ -126,12 +126,12 @@ def step_estimate(basis: Basis, choices: Sequence[RankChoice], step: StepStages)
         The step's seconds with every part that led to them.
     """
     times = collective_times(basis, step, [choice.state_share for choice in choices])
-    computes = [_Compute(basis, choice, len(choices), times, step) for choice in choices]
-    ranks = tuple(compute.totals() for compute in computes)
+    computes = [_Compute(basis, choice, len(choices), times, step) for choice in dict.fromkeys(choices)]
+    totals = {compute.choice: compute.totals() for compute in computes}
+    ranks = tuple(totals[choice] for choice in choices)
     optimizer = max(rank.optimizer_s for rank in ranks)
     if step.name == "replicated":
-        return _replicated_step(step, times, computes, ranks, optimizer)
-    groups = _distinct(computes)
+        return replace(_replicated_step(step, times, computes, tuple(totals.values()), optimizer), ranks=ranks)
     stages: list[StageEstimate] = []
     before: tuple[int, ...] = ()
     cache: dict[tuple[object, ...], StageEstimate] = {}
@@ -141,8 +141,8 @@ def step_estimate(basis: Basis, choices: Sequence[RankChoice], step: StepStages)
             network = sum(times.gather_s[unit] for unit in stage.unshard) + sum(times.reduce_s[unit] for unit in before)
             cache[key] = StageEstimate(
                 network_s=network,
-                compute_s=max(group.seconds(stage) + group.moving_s(stage.unshard, before) for group in groups),
-                copy_s=max(group.copy(stage) for group in groups),
+                compute_s=max(compute.seconds(stage) + compute.moving_s(stage.unshard, before) for compute in computes),
+                copy_s=max(compute.copy(stage) for compute in computes),
             )
         stages.append(cache[key])
         before = stage.reduce
@@ -155,12 +155,8 @@ def _sizes(step: StepStages, units: Sequence[int]) -> tuple[int, ...]:
     return tuple(step.units[unit].num_parameters for unit in units)
 
 
-def _distinct(computes: Sequence["_Compute"]) -> list["_Compute"]:
-    return list({compute.choice: compute for compute in computes}.values())
-
-
 class _Compute:
-    """Compute of one rank, stage by stage."""
+    """Compute of all ranks with one choice, stage by stage."""
 
     def __init__(
         self, basis: Basis, choice: RankChoice, num_ranks: int, times: CollectiveTimes, step: StepStages
