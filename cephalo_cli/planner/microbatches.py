@@ -195,7 +195,7 @@ def undominated(costs: Floats) -> npt.NDArray[np.bool_]:
             beaten = (ordered[before][:, None] <= slack[rows][None]).all(axis=2).any(axis=0)
             keep[order[rows[beaten]]] = False
             rows = rows[~beaten]
-        worse = (ordered[rows][:, None] <= slack[rows][None]).all(axis=2)
+        worse = np.asarray((ordered[rows][:, None] <= slack[rows][None]).all(axis=2))
         np.fill_diagonal(worse, val=False)
         worse &= np.arange(len(rows))[:, None] < np.arange(len(rows))[None]
         keep[order[rows[worse.any(axis=0)]]] = False

@@ -75,7 +75,8 @@ class RankAccount:
         if num_ranks == 1 or plan.schedule == "replicated":
             buffers = 0 if narrow == self.wide else narrow * sum(unit.num_parameters for unit in self.step.units)
         else:
-            buffers = max(narrow * whole + self.wide * summed for whole, summed in self._in_flight())
+            reduced = self.wide if self.step.reduce_dtype is None else DTYPE_BYTES[self.step.reduce_dtype]
+            buffers = max(narrow * whole + reduced * summed for whole, summed in self._in_flight())
         if self.rank.offload and self.rank.microbatch_sizes:
             buffers += 4 * self._boundary(max(self.rank.microbatch_sizes))
         return buffers
@@ -185,6 +186,12 @@ class RankAccount:
             + self.plan.devices[self.rank.device].collective_compute_s_per_byte * (sent + received) * moved_bytes
         )
 
+    def all_reduced_s(self, moved_bytes: float) -> float:
+        """Compute that all-reducing bytes costs: a reduce-scatter and a gather over equal parts."""
+        num_ranks = len(self.plan.ranks)
+        handled = 4.0 * (num_ranks - 1) / num_ranks
+        return self.plan.devices[self.rank.device].collective_compute_s_per_byte * handled * moved_bytes
+
     def copy_s(self, stage: Stage) -> float:
         """Host copies of a stage: the busier direction."""
         host = self.plan.devices[self.rank.device].host_copy
@@ -237,10 +244,12 @@ class StepAccount:
     def _replicated_s(self) -> float:
         """Ranks run freely until the gradients, which are reduced one after the other, the head's first."""
         reducing = [stage for stage in self.step.stages if stage.reduce]
+        hidden = self._moved_bytes((), [unit for stage in reducing[:-1] for unit in stage.reduce])
         ends, ready = 0.0, 0.0
         for rank in self.distinct:
             whole = rank.whole_seconds(backward=False) + rank.whole_seconds(backward=True)
-            ends = max(ends, whole)
+            moving = 0.0 if self.plan.network == "ideal" else rank.all_reduced_s(hidden)
+            ends = max(ends, whole + moving)
             ready = max(ready, whole - sum(rank.stage_s(stage, 0.0) for stage in reducing[1:]))
         reductions = [self._all_reduce_s(stage.reduce) for stage in reducing]
         return max(ends + reductions[-1], ready + sum(reductions))
@@ -265,7 +274,9 @@ class StepAccount:
 
     def _bytes(self, unit: int, *, reduced: bool) -> int:
         element = DTYPE_BYTES[self.plan.dtype]
-        return self.step.units[unit].num_parameters * (max(4, element) if reduced else element)
+        if reduced:
+            element = max(4, element) if self.step.reduce_dtype is None else DTYPE_BYTES[self.step.reduce_dtype]
+        return self.step.units[unit].num_parameters * element
 
     def _moved_bytes(self, gathered: Sequence[int], reduced: Sequence[int]) -> int:
         return sum(self._bytes(unit, reduced=False) for unit in gathered) + sum(

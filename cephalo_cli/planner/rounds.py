@@ -3,20 +3,28 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import numpy as np
 
 from cephalo_cli.artifacts.plan import ScheduleName, Strategy
-from cephalo_cli.costmodel import RankChoice, rank_memory
-from cephalo_cli.costmodel.compute import stage_s
+from cephalo_cli.costmodel import RankChoice
+from cephalo_cli.costmodel.memory import buffers_bytes
 from cephalo_cli.errors import UsageError
 from cephalo_cli.planner.decided import Decided
 from cephalo_cli.planner.problem import KINDS, DeviceGroup, Mode, Problem
+from cephalo_cli.planner.sizes import size_costs
 from cephalo_cli.schedule import step_stages
 
 __all__ = ["largest_remainder", "make_fsdp", "make_poplar", "make_whale", "uniform_sizes"]
 
 TRIED = 3
 """How many plans that fit are priced in each mode, the fewest rounds first: more rounds only gather more often."""
+
+MOST_ROUNDS = 64
+"""Rounds of the plan that is shown where nothing fits."""
+
+MOST_SAMPLES = 64
+"""Microbatches are considered up to this size, or up to eight times an even part of the batch."""
 
 Sizes = list[tuple[int, ...]]
 """Microbatch sizes of every rank."""
@@ -31,13 +39,13 @@ def make_fsdp(problem: Problem) -> Decided:
         mode: ([uniform_sizes(samples, size) for samples in batches] for size in reversed(sizes))
         for mode in _common_modes(problem)
     }
-    way = _Way(problem=problem, strategy="fsdp", schedule="microbatch-major", share=1.0 / problem.num_ranks)
+    way = _Way(problem, "fsdp", "microbatch-major", 1.0 / problem.num_ranks)
     return _best(way, plans)
 
 
 def make_poplar(problem: Problem) -> Decided:
     """Even shares; microbatches that all devices finish in a common time."""
-    way = _Way(problem=problem, strategy="poplar", schedule="microbatch-major", share=1.0 / problem.num_ranks)
+    way = _Way(problem, "poplar", "microbatch-major", 1.0 / problem.num_ranks)
 
     def plans(mode: Mode) -> Iterable[Sizes]:
         for rounds in _round_numbers(problem.batch_size):
@@ -55,7 +63,7 @@ def make_whale(problem: Problem) -> Decided:
         UsageError: A device's peak rate in the dtype is not known.
     """
     basis = problem.basis
-    way = _Way(problem=problem, strategy="whale", schedule="replicated", share=1.0)
+    way = _Way(problem, "whale", "replicated", 1.0)
     peaks = [0.0] * problem.num_ranks
     for group in problem.groups:
         peak = (basis.cluster.device_types[group.name].peak_flops or {}).get(basis.dtype)
@@ -110,15 +118,52 @@ def _in_rounds(problem: Problem, samples: int, rounds: int) -> tuple[int, ...]:
     return tuple(size for size in largest_remainder([1.0] * rounds, samples) if size)
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Way:
     """How a strategy runs a step."""
 
-    problem: Problem
-    strategy: Strategy
-    schedule: ScheduleName
-    share: float
-    """State share of every rank."""
+    def __init__(self, problem: Problem, strategy: Strategy, schedule: ScheduleName, share: float) -> None:
+        self.problem, self.strategy, self.schedule, self.share = problem, strategy, schedule, share
+        self.known: dict[tuple[str, Mode], _Sizes] = {}
+        self.steps = [problem.step, *(step_stages(schedule, problem.step.units, rounds) for rounds in (1, 2))]
+
+    def sizes(self, group: DeviceGroup, mode: Mode) -> "_Sizes":
+        """Microbatches of a device group by size."""
+        key = (group.name, mode)
+        if key not in self.known:
+            self.known[key] = _Sizes(self, group, mode)
+        return self.known[key]
+
+
+class _Sizes:
+    """Seconds and bytes of microbatches by size, for one device group and mode.
+
+    Under a schedule of rounds a rank's memory depends on its largest microbatch alone, and on whether there is more
+    than one round.
+    """
+
+    def __init__(self, way: _Way, group: DeviceGroup, mode: Mode) -> None:
+        problem = way.problem
+        most = min(problem.batch_size, max(MOST_SAMPLES, 8 * -(-problem.batch_size // problem.num_ranks)))
+        costs = size_costs(problem, group, mode, most, trim=False)
+        self.seconds = costs.additive[:, : len(KINDS)] @ np.array(problem.counts, dtype=np.float64)
+        saved = np.ceil(costs.additive[:, -2]) + costs.boundary_bytes * np.arange(most + 1)
+        buffers = [
+            0
+            if group.device.method == "imported"
+            else buffers_bytes(step, num_ranks=problem.num_ranks, dtype=problem.basis.dtype)
+            for step in way.steps
+        ]
+        state = math.ceil(way.share * problem.state_bytes)
+        starts = way.share <= group.startup_share
+        self.fits = [
+            np.append((costs.beside_bytes + saved + state + (now - buffers[0]) <= group.limit_bytes) & starts, False)
+            for now in buffers[1:]
+        ]
+
+    def largest(self, rounds: int, most: int) -> int:
+        """Largest microbatch up to ``most`` that fits with all smaller ones; 0 where none does."""
+        fits = self.fits[min(rounds, 2) - 1]
+        return max(0, min(most, int(np.argmin(fits)) - 1))
 
 
 def _decided(way: _Way, mode: Mode, sizes: Sizes) -> Decided:
@@ -158,41 +203,18 @@ def _best(way: _Way, plans: Mapping[Mode, Iterable[Sizes]]) -> Decided:
     problem = way.problem
     frugal = _common_modes(problem)[-1:] or [problem.groups[0].modes[-1]]
     batches = largest_remainder([1.0] * problem.num_ranks, problem.batch_size)
-    size = problem.settings.microbatch_size or 1
+    size = problem.settings.microbatch_size or -(-max(batches) // MOST_ROUNDS)
     return _decided(way, frugal[0], [uniform_sizes(samples, size) for samples in batches])
 
 
 def _all_fit(way: _Way, mode: Mode, sizes: Sizes) -> bool:
-    """Whether every rank fits; by group, because only its largest microbatch counts under these schedules."""
+    """Whether every rank fits."""
     rounds = max(len(mine) for mine in sizes)
-    return all(
-        _fits(way, group, mode, size=max(max(sizes[rank], default=0) for rank in group.ranks), rounds=rounds)
-        for group in way.problem.groups
-    )
-
-
-def _fits(way: _Way, group: DeviceGroup, mode: Mode, *, size: int, rounds: int) -> bool:
-    problem = way.problem
-    choice = RankChoice(
-        device=group.name,
-        microbatch_sizes=(size,) * min(rounds, 2) if size else (),
-        state_share=way.share,
-        recompute=mode.recompute,
-        offload=mode.offload,
-    )
-    step = step_stages(way.schedule, problem.step.units, min(rounds, 2))
-    memory = rank_memory(problem.basis, problem.settings, choice, step=step, num_ranks=problem.num_ranks)
-    return memory.total_bytes <= memory.limit_bytes and way.share <= group.startup_share
-
-
-def _largest_fitting(way: _Way, group: DeviceGroup, mode: Mode, *, most: int, rounds: int) -> int:
-    """Largest microbatch up to ``most`` that fits, where all smaller ones fit as well."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = _fits(way, group, mode, size=middle, rounds=rounds)
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
+    for group in way.problem.groups:
+        largest = max(max(sizes[rank], default=0) for rank in group.ranks)
+        if not way.sizes(group, mode).fits[min(rounds, 2) - 1][:-1][largest : largest + 1].any():
+            return False
+    return True
 
 
 def _whale_batches(way: _Way, mode: Mode, rounds: int, peaks: Sequence[float]) -> list[int] | None:
@@ -200,7 +222,7 @@ def _whale_batches(way: _Way, mode: Mode, rounds: int, peaks: Sequence[float]) -
     problem = way.problem
     most = [0] * problem.num_ranks
     for group in problem.groups:
-        size = _largest_fitting(way, group, mode, most=-(-problem.batch_size // rounds), rounds=rounds)
+        size = way.sizes(group, mode).largest(rounds, -(-problem.batch_size // rounds))
         for rank in group.ranks:
             most[rank] = rounds * size
     if sum(most) < problem.batch_size:
@@ -220,8 +242,8 @@ def _poplar_batches(way: _Way, mode: Mode, rounds: int) -> list[int] | None:
     wanted = -(-problem.batch_size // rounds)
     curves = []
     for group in problem.groups:
-        most = _largest_fitting(way, group, mode, most=wanted, rounds=rounds)
-        curves.append([_seconds(problem, group, mode, size) for size in range(1, most + 1)])
+        known = way.sizes(group, mode)
+        curves.append(known.seconds[1 : known.largest(rounds, wanted) + 1].tolist())
     times = sorted({seconds for curve in curves for seconds in curve})
 
     def sizes(limit: float) -> list[int]:
@@ -241,7 +263,7 @@ def _poplar_batches(way: _Way, mode: Mode, rounds: int) -> list[int] | None:
         for rank in group.ranks:
             batches[rank] = rounds * size
     surplus = sum(batches) - problem.batch_size
-    one = {rank: _seconds(problem, group, mode, 1) for group in problem.groups for rank in group.ranks}
+    one = {rank: float(way.sizes(group, mode).seconds[1]) for group in problem.groups for rank in group.ranks}
     slowest = sorted(one, key=lambda rank: (-one[rank], rank))
     while surplus > 0:
         for rank in slowest:
@@ -249,11 +271,3 @@ def _poplar_batches(way: _Way, mode: Mode, rounds: int) -> list[int] | None:
             batches[rank] -= taken
             surplus -= taken
     return batches
-
-
-def _seconds(problem: Problem, group: DeviceGroup, mode: Mode, size: int) -> float:
-    """Compute of one microbatch through the whole model."""
-    return sum(
-        count * stage_s(group.device, kind, phase, (size,), recompute=mode.recompute)
-        for count, (kind, phase) in zip(problem.counts, KINDS, strict=True)
-    )

@@ -89,7 +89,9 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
         if search.timed_out:
             return _solution(problem, concrete, search.best, min(ideal + least_exposed, bound), proven=False)
         if spent <= window.budget_s:
-            return _settle(problem, bounds, concrete, search.best, replace(window, budget_s=spent), deadline)
+            return _settle(
+                problem, bounds, concrete, search.best, window=replace(window, budget_s=spent), deadline=deadline
+            )
         budgets = [spent * (1.0 + ROUNDING)]
     return None
 
@@ -99,6 +101,7 @@ def _settle(
     bounds: Sequence[Bounds],
     concrete: list[Options],
     best: Found,
+    *,
     window: Window,
     deadline: float | None,
 ) -> Solution:

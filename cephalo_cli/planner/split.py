@@ -5,8 +5,8 @@
 where ``value_d(b)`` is the largest share a rank of group d can hold beside b samples, minus infinity where it cannot
 take b. `find_split` answers whether S reaches what is needed, and with which split:
 
-1. For any price m of a sample, ``D(m) = sum_d N_d max_b (value_d(b) - m b) + m B`` is at least S. The best price is found
-   exactly, by intersecting supporting lines. If D falls short, so does S.
+1. For any price m of a sample, ``D(m) = sum_d N_d max_b (value_d(b) - m b) + m B`` is at least S. The best price is
+   found exactly, by intersecting supporting lines. If D falls short, so does S.
 2. At the best price some ranks may take fewer or more samples at the same worth. Filling up from the fewer, with one
    rank in between, gives a whole split: if that reaches what is needed, it is the answer.
 3. Otherwise only a value within ``D - needed`` of its group's best worth can be part of an answer. What these leave is
@@ -76,7 +76,10 @@ def find_split(values: Floats, counts: Ints, total: int, needed: float) -> list[
 
 def largest_sum(values: Floats, counts: Ints, total: int) -> tuple[float, list[list[int]]] | None:
     """The largest sum of values of any split, and its split; None where no split exists."""
-    parts = [_power(_trimmed(value, 0, 1, NEVER), int(count), NEVER, total) for value, count in zip(values, counts, strict=True)]
+    parts = [
+        _power(_trimmed(value, 0, 1, NEVER), int(count), NEVER, total)
+        for value, count in zip(values, counts, strict=True)
+    ]
     joined = parts[0]
     for part in parts[1:]:
         joined = _join(joined, part, NEVER, total)
@@ -120,9 +123,7 @@ def _best_price(values: Floats, counts: Ints, total: int) -> tuple[float, Ints, 
     raise AssertionError("a split of the whole batch was passed by")
 
 
-def _fill_up(
-    values: Floats, counts: Ints, total: int, fewer: Ints, more: Ints
-) -> tuple[float, list[list[int]]] | None:
+def _fill_up(values: Floats, counts: Ints, total: int, fewer: Ints, more: Ints) -> tuple[float, list[list[int]]] | None:
     """Raise ranks from fewer to more samples until the batch is split; the last one as far as needed."""
     missing = total - int(counts @ fewer)
     splits: list[list[int]] = []
