@@ -1,6 +1,6 @@
 """Several artifacts side by side: predicted against measured, plan against plan, profile against profile."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -9,12 +9,21 @@ from cephalo_cli.artifacts import Envelope, Plan, Profile, Report
 from cephalo_cli.errors import UsageError
 from cephalo_cli.reporting.compare_profiles import profile_sheets
 from cephalo_cli.reporting.compare_steps import Side, side, step_sheets
-from cephalo_cli.reporting.sheet import Part, plain, rendered
+from cephalo_cli.reporting.sheet import Kind, Part, Sheet, plain, rendered
+from cephalo_cli.reporting.stack import stacked, turned
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = ["Comparison", "compare"]
+
+
+HEADLINES: Mapping[str, tuple[str, Kind]] = {
+    "step_s": ("step", "seconds"),
+    "step_ratio": ("", "ratio"),
+    "samples_per_s": ("samples/s", "count"),
+}
+"""What the table by rank begins with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +32,8 @@ class Comparison:
 
     parts: tuple[Part, ...]
     """What there is to compare, as plain data."""
+    names: tuple[str, ...]
+    """The files, by the names their columns have."""
 
     @property
     def rows(self) -> dict[str, object]:
@@ -30,8 +41,13 @@ class Comparison:
         return plain(self.parts)
 
     def tables(self) -> list["RenderableType"]:
-        """What people see."""
-        return rendered(self.parts)
+        """What people see: profiles table by table; steps as an overview and one table of everything by rank."""
+        overview, *by_rank = self.parts
+        if not isinstance(overview, Sheet) or overview.name != "steps" or not by_rank:
+            return rendered(self.parts)
+        head = turned(overview, HEADLINES, self.names)
+        rest = [part for part in by_rank if isinstance(part, Sheet)]
+        return [*rendered([overview]), "", stacked("Side by side", [*head, *rest])]
 
 
 def compare(artifacts: Sequence[Envelope], names: Sequence[str]) -> Comparison:
@@ -47,7 +63,7 @@ def compare(artifacts: Sequence[Envelope], names: Sequence[str]) -> Comparison:
     short = _short(names)
     profiles = [artifact for artifact in artifacts if isinstance(artifact, Profile)]
     if len(profiles) == len(artifacts):
-        return Comparison(parts=tuple(profile_sheets(profiles, short)))
+        return Comparison(parts=tuple(profile_sheets(profiles, short)), names=tuple(short))
     sides: list[Side] = []
     for artifact, name in zip(artifacts, short, strict=True):
         if not isinstance(artifact, Plan | Report):
@@ -57,7 +73,7 @@ def compare(artifacts: Sequence[Envelope], names: Sequence[str]) -> Comparison:
                 hint="compare plans and reports with each other, or profiles with profiles",
             )
         sides.append(side(artifact, name))
-    return Comparison(parts=tuple(step_sheets(sides)))
+    return Comparison(parts=tuple(step_sheets(sides)), names=tuple(short))
 
 
 def _short(names: Sequence[str]) -> list[str]:

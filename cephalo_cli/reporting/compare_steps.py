@@ -109,11 +109,11 @@ def step_sheets(sides: Sequence[Side]) -> list[Part]:
     if len({len(each.ranks) for each in sides}) > 1:
         return parts
     if len({tuple((rank.num_samples, rank.state_share) for rank in each.ranks) for each in sides}) > 1:
-        parts.append(_per_rank("samples", "Samples of each rank", "count", sides, lambda rank: rank.num_samples))
-        parts.append(_per_rank("state_share", "State of each rank", "percent", sides, lambda rank: rank.state_share))
-    parts.append(_per_rank("compute_s", "Compute of each rank", "seconds", sides, lambda rank: rank.compute_s))
-    parts.append(_per_rank("wait_s", "Wait of each rank", "seconds", sides, lambda rank: rank.wait_s))
-    parts.append(_per_rank("memory_bytes", "Peak memory of each rank", "bytes", sides, lambda rank: rank.memory_bytes))
+        parts.append(_per_rank("samples", "samples", "count", sides, lambda rank: rank.num_samples))
+        parts.append(_per_rank("state_share", "state", "percent", sides, lambda rank: rank.state_share))
+    parts.append(_per_rank("compute_s", "compute", "seconds", sides, lambda rank: rank.compute_s))
+    parts.append(_per_rank("wait_s", "wait", "seconds", sides, lambda rank: rank.wait_s))
+    parts.append(_per_rank("memory_bytes", "peak memory", "bytes", sides, lambda rank: rank.memory_bytes))
     return parts
 
 

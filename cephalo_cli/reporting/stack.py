@@ -1,0 +1,70 @@
+"""Several sheets with the same columns as one table: a section each, so that a comparison is read at one glance."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cephalo_cli.reporting.sheet import BAD_MARK, Column, Kind, Sheet, Value, shown
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+__all__ = ["stacked", "turned"]
+
+
+def turned(sheet: Sheet, lines: Mapping[str, tuple[str, Kind]], names: Sequence[str]) -> tuple[Sheet, ...]:
+    """Turn a sheet with one row a file into sheets of one row, with a column a file.
+
+    Args:
+        sheet: Its ``file`` column names the files.
+        lines: Title and kind by the key of each column that becomes a sheet.
+        names: The files, in the order of their rows; further rows are left out.
+    """
+    rows = sheet.rows[: len(names)]
+    return tuple(
+        Sheet(
+            name=key,
+            title=title,
+            columns=tuple(Column(key=name, title=name, kind=kind) for name in names),
+            rows=({name: row[key] for name, row in zip(names, rows, strict=True)},),
+            bad=frozenset((0, names[row]) for row, column in sheet.bad if column == key and row < len(names)),
+        )
+        for key, (title, kind) in lines.items()
+    )
+
+
+def stacked(title: str, sheets: Sequence[Sheet]) -> "RenderableType":
+    """Render sheets below each other in one table; a column appears where any sheet has it."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    columns: dict[str, Column] = {}
+    for key in ("ranks", "device"):
+        columns |= {column.key: column for sheet in sheets for column in sheet.columns if column.key == key}
+    last = ("change", "limit_bytes")
+    columns |= {c.key: c for sheet in sheets for c in sheet.columns if c.key not in (*last, *columns)}
+    columns |= {column.key: column for sheet in sheets for column in sheet.columns if column.key in last}
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for column in columns.values():
+        words = column.key in ("ranks", "device")
+        table.add_column(column.title, justify="left" if words else "right", no_wrap=True)
+    for sheet in sheets:
+        kinds = {column.key: column.kind for column in sheet.columns}
+        for number, row in enumerate(sheet.rows):
+            cells = [_cell(sheet, number, key, row.get(key), kinds.get(key)) for key in columns]
+            table.add_row(sheet.title if number == 0 else "", *cells)
+    return Group(Text(title, style="bold"), table)
+
+
+def _cell(sheet: Sheet, number: int, key: str, value: Value, kind: Kind | None) -> "Text":
+    from rich.text import Text
+
+    if kind is None:
+        return Text("")
+    words = shown(value, kind)
+    if value is not None and (number, key) in sheet.bad:
+        return Text(f"{words} {BAD_MARK}", style="bold red")
+    return Text(words)
