@@ -97,7 +97,7 @@ class Sweep:
         clock: The device's clock.
         is_out_of_memory: Whether an error means that the device has no memory left.
         wall_clock: What the time limit is measured with.
-        before_pass: Called before every pass that counts.
+        after_warm_up: Called between the warm-up and the first pass that counts.
         on_pass: Told the fraction done.
     """
 
@@ -108,7 +108,7 @@ class Sweep:
         *,
         is_out_of_memory: Callable[[Exception], bool],
         wall_clock: Clock = time.perf_counter,
-        before_pass: Callable[[], None] = lambda: None,
+        after_warm_up: Callable[[], None] = lambda: None,
         on_pass: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.flags: dict[UnitKind, list[str]] = {"embedding": [], "block": [], "head": []}
@@ -116,7 +116,7 @@ class Sweep:
         self._clock = clock
         self._is_out_of_memory = is_out_of_memory
         self._wall_clock = wall_clock
-        self._before_pass = before_pass
+        self._after_warm_up = after_warm_up
         self._on_pass = on_pass
         self._counts: dict[Point, int] = {}
         self._costs_s: dict[Point, float] = {}
@@ -131,9 +131,9 @@ class Sweep:
         left = self._warm_up(sorted(points), max_seconds / (1 + FEWEST_PASSES))
         left = self._affordable(left, end - self._wall_clock())
         samples = {point: Samples() for point in left}
+        self._after_warm_up()
         for number in range(MOST_PASSES):
             start = self._wall_clock()
-            self._before_pass()
             for point in left:
                 forward_s, backward_s = self._time(point, self._counts[point])
                 samples[point].forward_s.append(forward_s)

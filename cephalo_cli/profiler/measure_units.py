@@ -18,7 +18,7 @@ from cephalo_cli.models import DropoutKey, build_unit, initialise_
 from cephalo_cli.profiler.measure_timing import Clock, Point, Samples, Sweep, oddities, spread
 from cephalo_cli.profiler.memory import UnitMemory
 from cephalo_cli.runtime.device import MemoryMeter
-from cephalo_cli.runtime.emulate import anonymous_bytes, trim_heap
+from cephalo_cli.runtime.heap import anonymous_bytes, trim_heap
 
 __all__ = ["Curves", "UnitRunner", "UnitWorkload", "measure_units"]
 
@@ -139,25 +139,26 @@ class _Peaks:
 
     Note: a process holds more than what lives
         The C library keeps much of what was freed, in pieces that do not always fit what is needed next. So a CPU
-        process holds more than its tensors take, by a factor that is measured for the unit that takes most, at every
-        size; the other units find what that one left behind, so the same factor stands for them. Passes start with a
-        trimmed heap and go from small sizes to large ones, or the largest would hide all others.
+        process holds more than its tensors take. The warm-up goes from small sizes to large ones on a trimmed heap, and
+        shows by what factor for the unit that takes most; the largest factor stands for all sizes and units, as what
+        a process holds depends on what it ran before. Passes that are timed must not trim: memory that comes back from
+        the system costs time.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._bytes: dict[Point, int] = {}
         self._device = device
         self._meter = MemoryMeter(device)
+        self._is_watching = True
         self._base = 0
-
-    def start_pass(self) -> None:
-        """Forget what earlier, larger sizes left behind."""
-        if self._device.type == "cpu":
+        if device.type == "cpu":
             trim_heap()
             self._base = anonymous_bytes()
 
     def start(self, point: Point) -> Callable[[], None]:
         """Begin with a point, before its inputs are made; gives what to call at its end."""
+        if not self._is_watching:
+            return lambda: None
         base = self._base if self._device.type == "cpu" else torch.accelerator.memory_allocated(self._device)
         self._meter.reset()
 
@@ -165,6 +166,10 @@ class _Peaks:
             self._bytes[point] = max(self._bytes.get(point, 0), self._meter.peak_bytes() - base)
 
         return close
+
+    def stop(self) -> None:
+        """Look no longer."""
+        self._is_watching = False
 
     def measured(self, kind: UnitKind, size: int) -> int | None:
         """What the device's allocator counted; None on CPU."""
@@ -175,9 +180,19 @@ class _Peaks:
         lives = curves[kind][size].working_bytes
         if self._device.type != "cpu":
             return max(lives, self._bytes[Point(size, kind)])
-        largest = max(curves, key=lambda other: curves[other][size].working_bytes)
-        factor = self._bytes.get(Point(size, largest), 0) / max(1, curves[largest][size].working_bytes)
-        return math.ceil(lives * max(1.0, factor))
+        return math.ceil(lives * max(1.0, self._heap_factor(curves)))
+
+    def _heap_factor(self, curves: Curves) -> float:
+        """What the process held over what lived, for the unit that takes most.
+
+        The smallest size is left out where there are others: there, constant parts weigh too much.
+        """
+        sizes = sorted({point.microbatch for point in self._bytes})
+        factors = []
+        for size in sizes[1:] or sizes:
+            kind = max(curves, key=lambda kind: curves[kind][size].working_bytes)
+            factors.append(self._bytes.get(Point(size, kind), 0) / max(1, curves[kind][size].working_bytes))
+        return max(factors, default=1.0)
 
 
 def measure_units(
@@ -217,15 +232,7 @@ def measure_units(
         arguments, gradient = runner.inputs(point.microbatch, seq_len)
         return UnitWorkload(runner, arguments, gradient, compute, close)
 
-    def before_pass() -> None:
-        peaks.start_pass()
-        # After trimming, the first work pays for all the memory it takes from the system: let it not be timed.
-        work = make(min(points))
-        work.forward()
-        work.backward()
-
-    peaks.start_pass()
-    sweep = Sweep(make, clock, is_out_of_memory=_is_out_of_memory, before_pass=before_pass, on_pass=on_pass)
+    sweep = Sweep(make, clock, is_out_of_memory=_is_out_of_memory, after_warm_up=peaks.stop, on_pass=on_pass)
     occupied = anonymous_bytes() if device.type == "cpu" else torch.accelerator.memory_allocated(device)
     points: list[Point] = []
     for kind, curve in curves.items():

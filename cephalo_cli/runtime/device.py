@@ -15,7 +15,7 @@ import torch
 from cephalo_cli.artifacts.cluster import Backend, DeviceType
 from cephalo_cli.artifacts.profile import Identity
 from cephalo_cli.errors import UsageError
-from cephalo_cli.runtime.emulate import peak_anonymous_bytes, reset_peak_anonymous_bytes
+from cephalo_cli.runtime.heap import peak_anonymous_bytes, reset_peak_anonymous_bytes
 
 __all__ = ["DeviceClock", "MemoryMeter", "device_identity", "synchronise", "torch_device"]
 
@@ -76,7 +76,7 @@ class DeviceClock:
 class MemoryMeter:
     """Peak of the memory a rank's device holds: torch's allocator on an accelerator, anonymous memory on CPU.
 
-    See the note in `cephalo_cli.runtime.emulate` for what counts on CPU.
+    See the note in `cephalo_cli.runtime.heap` for what counts on CPU.
     """
 
     def __init__(self, device: torch.device) -> None:

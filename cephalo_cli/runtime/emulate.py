@@ -3,29 +3,17 @@
 Where the system lets us make control groups the kernel does it (``cgroup``). Elsewhere the process holds itself back
 (``cooperative``): after each piece of compute it sleeps until the wall clock has moved on by ``cpu seconds / speed``,
 and it ends when its own memory goes over the limit. Collectives are not slowed down in that mode.
-
-Note: which memory counts
-    What a CPU process occupies is its anonymous memory: tensors, and what Python and the libraries allocate. Mapped
-    files (libraries' code) are shared between processes and can be dropped at any time, and the counters of a control
-    group mix them in. The kernel keeps a high-water mark of resident memory, which may be reset, so the peak is that
-    mark less the mapped part, exact and without sampling.
 """
 
 import contextlib
-import ctypes
-import gc
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from cephalo_cli.errors import TrainingError
 from cephalo_cli.quantities import format_bytes
+from cephalo_cli.runtime.heap import anonymous_bytes
 
-__all__ = ["Throttle", "anonymous_bytes", "peak_anonymous_bytes", "reset_peak_anonymous_bytes", "trim_heap"]
-
-STATUS = Path("/proc/self/status")
-RESET_HIGH_WATER = "5"
-"""What to write to clear_refs to reset the high-water mark (Linux, Documentation/filesystems/proc.rst)."""
+__all__ = ["Throttle"]
 
 
 class Throttle:
@@ -74,40 +62,3 @@ class Throttle:
                 f"an emulated device of {format_bytes(self._memory_bytes)} is out of memory: "
                 f"its process occupies {format_bytes(self._occupied())}"
             )
-
-
-def anonymous_bytes() -> int:
-    """Bytes of anonymous memory this process occupies; 0 where the system does not tell."""
-    return _status_bytes().get("RssAnon", 0)
-
-
-def reset_peak_anonymous_bytes() -> bool:
-    """Start a new peak here. False where the system does not let us: the peak is then since the process's start."""
-    try:
-        STATUS.with_name("clear_refs").write_text(RESET_HIGH_WATER)
-    except OSError:
-        return False
-    return True
-
-
-def peak_anonymous_bytes() -> int:
-    """Most anonymous memory since the last reset (see the note); 0 where the system does not tell."""
-    status = _status_bytes()
-    mapped = status.get("RssFile", 0) + status.get("RssShmem", 0)
-    return max(status.get("RssAnon", 0), status.get("VmHWM", 0) - mapped)
-
-
-def trim_heap() -> None:
-    """Give memory that nothing uses back to the system, where the C library can; it keeps freed pieces otherwise."""
-    gc.collect()
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _status_bytes() -> dict[str, int]:
-    try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return {}
-    fields = (line.split() for line in lines if line.endswith(" kB"))
-    return {name.rstrip(":"): int(value) * 1024 for name, value, _ in fields}

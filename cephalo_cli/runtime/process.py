@@ -16,6 +16,7 @@ from cephalo_cli.errors import UsageError
 from cephalo_cli.runtime.cgroup import DeviceCgroup
 from cephalo_cli.runtime.device import TORCH_TYPES, torch_device
 from cephalo_cli.runtime.emulate import Throttle
+from cephalo_cli.runtime.heap import keep_heap
 from cephalo_cli.runtime.places import backend_of, device_index, num_threads
 
 __all__ = ["ProcessContext", "process_group_backend", "rank_process"]
@@ -88,6 +89,8 @@ def rank_process(
     device_type = cluster.device_types[place.device]
     backend = process_group_backend(cluster)
     device = torch_device(backend_of(cluster, place), device_index(cluster, place))
+    if device.type == "cpu":
+        keep_heap()
     speed = device_type.emulated_speed
     torch.set_num_threads(num_threads(cluster, place))
     dist.init_process_group(

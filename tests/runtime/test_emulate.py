@@ -8,7 +8,8 @@ import torch
 
 from cephalo_cli.errors import TrainingError
 from cephalo_cli.runtime.cgroup import CgroupHome, DeviceCgroup, find_home
-from cephalo_cli.runtime.emulate import Throttle, anonymous_bytes, peak_anonymous_bytes, reset_peak_anonymous_bytes
+from cephalo_cli.runtime.emulate import Throttle
+from cephalo_cli.runtime.heap import anonymous_bytes, peak_anonymous_bytes, reset_peak_anonymous_bytes, trim_heap
 
 V1_MOUNTS = """\
 23 1 0:2 / / rw - ext4 /dev/root rw
@@ -69,6 +70,7 @@ def test_a_process_over_its_limit_is_ended() -> None:
 
 
 def test_the_peak_of_memory_counts_what_was_freed_again_and_starts_anew() -> None:
+    trim_heap()
     reset = reset_peak_anonymous_bytes()
     before = anonymous_bytes()
     assert before > 0
