@@ -12,6 +12,6 @@ index alone, so that every plan starts from the same model.
 
 from cephalo_cli.models.build import build_unit, initialise_
 from cephalo_cli.models.dropout import DropoutKey
-from cephalo_cli.models.layers import IGNORED_TARGET
+from cephalo_cli.models.loss import IGNORED_TARGET
 
 __all__ = ["IGNORED_TARGET", "DropoutKey", "build_unit", "initialise_"]

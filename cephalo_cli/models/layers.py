@@ -1,7 +1,6 @@
 """What the families are made of.
 
-Shape letters: B samples, T tokens, D hidden size, H query heads, K key and value heads, C width of a head,
-V vocabulary.
+Shape letters: B samples, T tokens, D hidden size, H query heads, K key and value heads, C width of a head.
 Parameters are left empty where they are made; `build.initialise_` fills them.
 """
 
@@ -11,10 +10,7 @@ from torch.nn import functional
 
 from cephalo_cli.artifacts.model import Model
 
-__all__ = ["IGNORED_TARGET", "Attention", "LayerNorm", "Linear", "RMSNorm", "activate", "sum_token_losses"]
-
-IGNORED_TARGET = -100
-"""A target that counts nothing, as in torch's cross entropy."""
+__all__ = ["Attention", "LayerNorm", "Linear", "RMSNorm", "activate"]
 
 
 class Linear(nn.Module):
@@ -89,14 +85,6 @@ def activate(x: torch.Tensor, model: Model) -> torch.Tensor:
     if model.mlp_activation == "silu":
         return functional.silu(x)
     return functional.gelu(x, approximate="tanh" if model.mlp_activation == "gelu-tanh" else "none")
-
-
-def sum_token_losses(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-    """Sum the cross entropies of the tokens that count, in float32 (float64 stays float64); 0 when none counts."""
-    dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
-    return functional.cross_entropy(
-        logits_BTV.flatten(0, 1).to(dtype), targets_BT.flatten(), ignore_index=IGNORED_TARGET, reduction="sum"
-    )
 
 
 def _turns(tokens: int, width: int, theta: float, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.models.dropout import DropoutKey, dropout
-from cephalo_cli.models.layers import Attention, Linear, RMSNorm, activate, sum_token_losses
+from cephalo_cli.models.layers import Attention, Linear, RMSNorm, activate
+from cephalo_cli.models.loss import sum_token_losses
 
 __all__ = ["Block", "Embedding", "Head"]
 
