@@ -1,14 +1,14 @@
 """The smallest change under which something fits, tried before it is proposed."""
 
-from cephalo_cli.artifacts.cluster import Node
 from cephalo_cli.artifacts.plan import PlanSettings
 from cephalo_cli.artifacts.profile import Basis
 from cephalo_cli.errors import InfeasibleError, UsageError
 from cephalo_cli.planner.frugal import Shortage, find_shortage, state_fits
 from cephalo_cli.planner.problem import Problem, make_problem
+from cephalo_cli.planner.variants import with_card
 from cephalo_cli.quantities import format_bytes
 
-__all__ = ["add_card", "infeasible", "largest_batch"]
+__all__ = ["infeasible", "largest_batch"]
 
 
 def infeasible(problem: Problem, reason: str | None = None) -> InfeasibleError:
@@ -58,7 +58,7 @@ def _repair(problem: Problem) -> str | None:
     if batch:
         return f"--batch-size {batch} fits"
     for name in sorted(group.name for group in problem.groups):
-        if _fits(add_card(problem.basis, name), settings, problem.batch_size):
+        if _fits(with_card(problem.basis, name), settings, problem.batch_size):
             return f"one more {name} fits"
     return None
 
@@ -77,12 +77,3 @@ def largest_batch(basis: Basis, settings: PlanSettings, most: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _fits(basis, settings, middle) else (low, middle - 1)
     return low
-
-
-def add_card(basis: Basis, device: str) -> Basis:
-    """The same cluster with one more node that holds one more device of a type."""
-    cluster = basis.cluster
-    names = {node.name for node in cluster.nodes}
-    name = next(name for index in range(len(names) + 1) if (name := f"added-{index}") not in names)
-    nodes = (*cluster.nodes, Node(name=name, devices=(device,)))
-    return basis.model_copy(update={"cluster": cluster.model_copy(update={"nodes": nodes})})

@@ -48,7 +48,7 @@ def make_poplar(problem: Problem) -> Decided:
     way = _Way(problem, "poplar", "microbatch-major", 1.0 / problem.num_ranks)
 
     def plans(mode: Mode) -> Iterable[Sizes]:
-        for rounds in _round_numbers(problem.batch_size):
+        for rounds in _round_numbers(problem):
             batches = _poplar_batches(way, mode, rounds)
             if batches is not None:
                 yield [_in_rounds(problem, samples, rounds) for samples in batches]
@@ -73,7 +73,7 @@ def make_whale(problem: Problem) -> Decided:
             peaks[rank] = peak
 
     def plans(mode: Mode) -> Iterable[Sizes]:
-        for rounds in _round_numbers(problem.batch_size):
+        for rounds in _round_numbers(problem):
             batches = _whale_batches(way, mode, rounds, peaks)
             if batches is not None:
                 yield [_in_rounds(problem, samples, rounds) for samples in batches]
@@ -102,13 +102,14 @@ def _common_modes(problem: Problem) -> list[Mode]:
     return [mode for mode in problem.groups[0].modes if all(mode in group.modes for group in problem.groups)]
 
 
-def _round_numbers(batch_size: int) -> Iterable[int]:
-    """1, 2, 3, ... in ever larger steps: 1 to 16 one by one, then a quarter more each time."""
+def _round_numbers(problem: Problem) -> Iterable[int]:
+    """1 to 16 one by one, then a quarter more each time, up to four times a round of one sample for every rank."""
+    most = min(problem.batch_size, 4 * -(-problem.batch_size // problem.num_ranks))
     rounds = 1
-    while rounds < batch_size:
+    while rounds < most:
         yield rounds
         rounds = rounds + 1 if rounds < 16 else math.ceil(rounds * 1.25)
-    yield batch_size
+    yield most
 
 
 def _in_rounds(problem: Problem, samples: int, rounds: int) -> tuple[int, ...]:
@@ -266,8 +267,10 @@ def _poplar_batches(way: _Way, mode: Mode, rounds: int) -> list[int] | None:
     one = {rank: float(way.sizes(group, mode).seconds[1]) for group in problem.groups for rank in group.ranks}
     slowest = sorted(one, key=lambda rank: (-one[rank], rank))
     while surplus > 0:
-        for rank in slowest:
-            taken = min(1, surplus, batches[rank])
+        able = [rank for rank in slowest if batches[rank]]
+        each = max(1, surplus // len(able))
+        for rank in able:
+            taken = min(each, surplus, batches[rank])
             batches[rank] -= taken
             surplus -= taken
     return batches

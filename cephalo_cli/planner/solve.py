@@ -39,7 +39,7 @@ __all__ = ["Solution", "compute_bound_s", "place_shares", "solve"]
 
 Floats = npt.NDArray[np.float64]
 
-BUDGETS = (1.3, 2.5, 20.0, math.inf)
+BUDGETS = (1.3, 3.0, math.inf)
 """Budgets to try, as multiples of the lower bound."""
 
 
@@ -82,7 +82,7 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
         search = _searcher(problem)(problem, concrete, deadline)
         bound = search.run()
         if search.best is None:
-            if search.timed_out or (budgets and not state_fits(problem)):
+            if search.timed_out or (budgets == [math.inf] and not state_fits(problem)):
                 return None
             continue
         spent = search.best.limits.step_s - least_exposed

@@ -1,0 +1,82 @@
+"""Why a plan is as fast as it is: what binds on every rank, and what a change would gain, planned again."""
+
+from dataclasses import dataclass
+
+from cephalo_cli.artifacts.plan import Plan, RankPlan
+from cephalo_cli.artifacts.profile import Basis
+from cephalo_cli.errors import InfeasibleError
+from cephalo_cli.planner.make import make_plan
+from cephalo_cli.planner.variants import with_card, with_faster_network, with_memory
+
+__all__ = ["Binding", "Explanation", "Gain", "explain"]
+
+NEAR = 0.995
+"""From this fraction of a limit on it is said to bind."""
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binding:
+    """What holds one rank back."""
+
+    rank: int
+    device: str
+    constraints: tuple[str, ...]
+    """Any of forward, backward, optimizer (the slowest rank), memory (full); none for a rank that waits for others."""
+    memory_fraction: float
+    """Its memory's total divided by its limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What one change would gain."""
+
+    change: str
+    """The change in words."""
+    step_s: float | None
+    """Step after planning again; absent where that does not fit."""
+    speedup: float | None
+    """Old step divided by the new one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Bindings by rank and gains by change."""
+
+    bindings: tuple[Binding, ...]
+    gains: tuple[Gain, ...]
+
+
+def explain(plan: Plan) -> Explanation:
+    """Explain a plan from its own content; every gain is the step of a new cephalo plan, not an estimate."""
+    types = sorted({rank.device for rank in plan.ranks})
+    changes: list[tuple[str, Basis]] = [(f"1 GiB more on each {name}", with_memory(plan, name, GIB)) for name in types]
+    if plan.network != "ideal":
+        changes.append(("a network twice as fast", with_faster_network(plan, 2.0)))
+    changes += [(f"one more {name}", with_card(plan, name)) for name in types]
+    return Explanation(
+        bindings=tuple(_binding(plan, rank) for rank in plan.ranks),
+        gains=tuple(_gain(plan, change, basis) for change, basis in changes),
+    )
+
+
+def _binding(plan: Plan, rank: RankPlan) -> Binding:
+    fraction = rank.memory.total_bytes / rank.memory.limit_bytes
+    found = [
+        name.removesuffix("_s")
+        for name in ("forward_s", "backward_s", "optimizer_s")
+        if (most := max(getattr(other.expected, name) for other in plan.ranks)) > 0
+        and getattr(rank.expected, name) >= NEAR * most
+    ]
+    if fraction >= NEAR:
+        found.append("memory")
+    return Binding(rank=rank.rank, device=rank.device, constraints=tuple(found), memory_fraction=fraction)
+
+
+def _gain(plan: Plan, change: str, basis: Basis) -> Gain:
+    try:
+        step_s = make_plan(basis, plan.global_batch_size, settings=plan.settings).expected.step_s
+    except InfeasibleError:
+        return Gain(change=change, step_s=None, speedup=None)
+    return Gain(change=change, step_s=step_s, speedup=plan.expected.step_s / step_s if step_s > 0 else None)
