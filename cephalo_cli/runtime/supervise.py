@@ -119,6 +119,10 @@ def raise_reason(end: JobEnd, cluster: Cluster, cgroups: Sequence[DeviceCgroup |
     if end.signal_number is not None:
         name = signal.Signals(end.signal_number).name
         raise InterruptedRunError(f"stopped by {name}", signal_number=end.signal_number)
+    terminated = [rank for rank, code in end.exit_codes.items() if code == -signal.SIGTERM and not end.reports[rank]]
+    if terminated:
+        names = " or ".join(_name(cluster, rank) for rank in sorted(terminated))
+        raise InterruptedRunError(f"{names} was stopped by SIGTERM", signal_number=int(signal.SIGTERM))
     for rank, error in lost.items():
         raise _with_rank(error, _name(cluster, rank))
     if end.exit_codes:
@@ -128,7 +132,7 @@ def raise_reason(end: JobEnd, cluster: Cluster, cgroups: Sequence[DeviceCgroup |
 def _unreported(
     exit_code: int | None, cluster: Cluster, rank: int, cgroup: DeviceCgroup | None
 ) -> TrainingError | None:
-    """Why a rank ended without a word; None when the agent ended it."""
+    """Why a rank ended without a word; None for SIGTERM, which the agent sends too."""
     if exit_code is None or exit_code == -signal.SIGTERM:
         return None
     name = _name(cluster, rank)

@@ -109,6 +109,8 @@ def fail(context: ProcessContext, how: str) -> None:
             os._exit(9)
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "terminate":
+            os.kill(os.getpid(), signal.SIGTERM)
         if how == "memory":
             hoard = [torch.ones(10_000_000) for _ in range(100)]
             total += hoard[-1][0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cephalo_cli.artifacts import Cluster
-from cephalo_cli.errors import CephaloError, InfeasibleError, TrainingError, UsageError
+from cephalo_cli.errors import CephaloError, InfeasibleError, InterruptedRunError, TrainingError, UsageError
 from cephalo_cli.runtime.cgroup import find_home
 from cephalo_cli.runtime.launch import RankEnvironment, external_launcher, run_ranks
 
@@ -33,6 +33,7 @@ def alive(pid: int) -> bool:
         ("bug", CephaloError, 1, "rank 1 (d1 on n0): ZeroDivisionError: a bug"),
         ("exit", TrainingError, 6, "rank 1 (d1 on n0) ended with exit code 9"),
         ("kill", TrainingError, 6, "rank 1 (d1 on n0) was killed by SIGKILL"),
+        ("terminate", InterruptedRunError, 143, "rank 1 (d1 on n0) was stopped by SIGTERM"),
         ("stuck", TrainingError, 6, "rank 1 (d1 on n0) ended with exit code 9"),
     ],
 )
