@@ -16,6 +16,8 @@ from cephalo_cli.timeline import Timeline
 __all__ = ["Callbacks", "Engine", "TrainOptions", "TrainingResult", "check_options", "microbatch_split"]
 
 Engine = Literal["cephalo", "fsdp2", "ddp"]
+TRAINABLE_FAMILIES = ("gpt", "llama")
+"""Families that `cephalo_cli.models` has modules for; told here so that nothing need load torch to refuse."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -119,6 +121,12 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
 
 
 def _check_plan(plan: Plan) -> None:
+    if plan.model.family not in TRAINABLE_FAMILIES:
+        raise UsageError(
+            f"models of family {plan.model.family!r} can be planned and simulated, but not trained yet",
+            where="model.family",
+            hint=f"{' and '.join(TRAINABLE_FAMILIES)} models can be trained",
+        )
     longest = plan.model.max_seq_len
     if longest is not None and plan.seq_len > longest:
         raise UsageError(
