@@ -17,7 +17,7 @@ from cephalo_cli.units import model_units
 
 __all__ = ["host_copy", "optimizer_s_per_parameter", "reserve_bytes"]
 
-CPU_MARGIN_BYTES = 48 * 2**20
+CPU_MARGIN_BYTES = 32 * 2**20
 """Added to the reserve on CPU: the fragmentation of the heap that long-lived tensors cause."""
 ACCELERATOR_MARGIN = 0.03
 """Part of an accelerator's memory added to the reserve: the allocator's fragmentation, kernels' workspaces."""
