@@ -32,7 +32,7 @@ from cephalo_cli.planner.problem import KINDS, Problem
 from cephalo_cli.planner.shares import Holder, ShareLimits, best_limits, fixed_seconds
 from cephalo_cli.planner.stack import Stack
 
-__all__ = ["TOLERANCE", "Found", "Search"]
+__all__ = ["TOLERANCE", "Found", "Search", "price_rows", "stage_floors"]
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -188,16 +188,7 @@ class Search:
         """Price a witness; whether it is a new best."""
         if not self.records:
             return False
-        kinds = self.floors.copy()
-        holders = []
-        for group, options, times, chosen in zip(self.problem.groups, self.options, self.times, rows, strict=True):
-            used, counts = np.unique(np.array(chosen), return_counts=True)
-            kinds = np.maximum(kinds, times[used].max(axis=0))
-            holders += [
-                Holder(int(count), float(options.caps[row]), group.optimizer_s)
-                for row, count in zip(used, counts, strict=True)
-            ]
-        limits = best_limits(self.problem, kinds.tolist(), holders)
+        limits = price_rows(self.problem, self.options, rows)
         if limits is None or (self.best is not None and limits.step_s >= self.target):
             return False
         self.best = Found(rows=rows, limits=limits)
@@ -282,6 +273,20 @@ class Search:
         if most.min() < least:
             return None
         return self.stack.split(admitted, self.counts, self.problem.batch_size, least, most)
+
+
+def price_rows(problem: Problem, options: Sequence[Options], rows: Sequence[Sequence[int]]) -> ShareLimits | None:
+    """Best limits of a plan given by option rows where shares do not act on compute; None: the state does not fit."""
+    kinds = stage_floors(problem)
+    holders = []
+    for group, listed, chosen in zip(problem.groups, options, rows, strict=True):
+        used, counts = np.unique(np.array(chosen), return_counts=True)
+        kinds = np.maximum(kinds, listed.times_s[used].max(axis=0))
+        holders += [
+            Holder(int(count), float(listed.caps[row]), group.optimizer_s)
+            for row, count in zip(used, counts, strict=True)
+        ]
+    return best_limits(problem, kinds.tolist(), holders)
 
 
 def stage_floors(problem: Problem) -> Floats:

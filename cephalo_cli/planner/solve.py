@@ -34,6 +34,7 @@ from cephalo_cli.planner.microbatches import (
 from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem
 from cephalo_cli.planner.shares import ROUNDING, ShareLimits, fair_shares
 from cephalo_cli.planner.sizes import rates
+from cephalo_cli.planner.tidy import tidy
 
 __all__ = ["Solution", "compute_bound_s", "place_shares", "solve"]
 
@@ -143,6 +144,8 @@ def _least_busiest(problem: Problem) -> float:
 def _solution(
     problem: Problem, options: Sequence[Options], found: Found, lower_bound_s: float, *, proven: bool
 ) -> Solution:
+    if not problem.moves:
+        found = tidy(problem, options, found)
     by_rank: dict[int, RankChoice] = {}
     for group, listed, rows in zip(problem.groups, options, found.rows, strict=True):
         ordered = np.array(rows)[np.lexsort((np.array(rows), -listed.samples[list(rows)]))].tolist()

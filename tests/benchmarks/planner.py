@@ -2,8 +2,8 @@
 
     python tests/benchmarks/planner.py [--json] [--sizes small|all]
 
-Curves follow a roofline with a fixed overhead a microbatch and a few percent of reproducible noise, for embedding, block
-and head; the network is a ring; memory is short enough that the smallest devices cannot take an even share.
+Curves follow a roofline with a fixed overhead a microbatch and a few percent of reproducible noise, for embedding,
+block and head; the network is a ring; memory is short enough that the smallest devices cannot take an even share.
 """
 
 import argparse
