@@ -18,8 +18,10 @@ __all__ = ["IGNORED_TARGET", "sum_token_losses"]
 
 IGNORED_TARGET = -100
 """A target that counts nothing, as in torch's cross entropy."""
-PIECE_ELEMENTS = 2**26
-"""Logits that are converted to float32 at a time: 256 MiB."""
+NUM_PIECES = 8
+"""Parts in which logits are converted to float32: half a byte for each logit at a time."""
+SMALL_ELEMENTS = 2**20
+"""So few logits are converted at once."""
 
 
 def sum_token_losses(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
@@ -61,6 +63,7 @@ def _wide(logits_NV: torch.Tensor) -> torch.dtype:
 
 
 def _pieces(tensor_NX: torch.Tensor, *, like: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-    """Cut along the tokens so that no piece of the logits has more than ``PIECE_ELEMENTS`` (but at least one row)."""
-    width = (tensor_NX if like is None else like).shape[1]
-    return torch.split(tensor_NX, max(1, PIECE_ELEMENTS // width))
+    """Cut along the tokens as the logits are cut."""
+    logits_NV = tensor_NX if like is None else like
+    num_pieces = 1 if logits_NV.numel() <= SMALL_ELEMENTS else NUM_PIECES
+    return torch.split(tensor_NX, max(1, -(-len(logits_NV) // num_pieces)))
