@@ -54,13 +54,18 @@ class Output:
             renderables: Called in human mode for the tables to show.
             force: Whether an existing file may be overwritten.
         """
-        from cephalo_cli import __version__
         from cephalo_cli.artifacts import store
 
-        artifact = artifact.model_copy(update={"created_by": f"cephalo {__version__}"})
+        artifact = _signed(artifact)
         if self.path is not None:
             store.write(artifact, self.path, force=force)
         self.data(lambda: store.dumps(artifact), renderables)
+
+    def save(self, artifact: "Envelope", path: str, *, force: bool = False) -> None:
+        """Write an artifact to a file without showing it."""
+        from cephalo_cli.artifacts import store
+
+        store.write(_signed(artifact), path, force=force)
 
     def data(self, text: Callable[[], str], renderables: Callable[[], list["RenderableType"]]) -> None:
         """Show data that is not written to a file: JSON text or tables, by mode."""
@@ -105,6 +110,12 @@ class Output:
         stream = sys.stderr if stderr else sys.stdout
         width = None if stream.isatty() else TABLE_WIDTH_IN_A_PIPE
         return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def _signed(artifact: "Envelope") -> "Envelope":
+    from cephalo_cli import __version__
+
+    return artifact.model_copy(update={"created_by": f"cephalo {__version__}"})
 
 
 def _silent(_fraction: float, _text: str) -> None:

@@ -1,13 +1,10 @@
 """``cephalo plan``: who computes how much and who stores how much, proven best."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from cephalo_cli.cli.options import Force, Json, OutputPath, Quiet, SwitchChoice
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from cephalo_cli.cli.options import Dtype, Force, Json, OutputPath, Quiet, SwitchChoice
 
 __all__ = ["NAME", "SUMMARY", "command"]
 
@@ -16,14 +13,31 @@ SUMMARY = "Find the fastest plan that fits, and prove it."
 
 
 def command(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A profile file; - reads standard input.")],
+    profile: Annotated[
+        str | None, typer.Argument(metavar="PROFILE", help="A profile file; - reads standard input.")
+    ] = None,
     batch_size: Annotated[
-        int, typer.Option("--batch-size", "-b", min=1, help="Samples of one step over the whole cluster.")
-    ],
+        str | None,
+        typer.Option(
+            "--batch-size",
+            "-b",
+            metavar="N|auto|max",
+            help="Samples of a step over the whole cluster; auto: best throughput, max: largest that fits.",
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="With --batch-size auto or max: the largest to consider; 1024 if absent.")
+    ] = None,
     strategy: Annotated[
-        Literal["cephalo", "fsdp", "compute-balanced", "memory-balanced", "whale", "poplar"],
-        typer.Option(help="How to split work and state; the others are shown beside it."),
+        Literal["cephalo", "fsdp", "compute-balanced", "memory-balanced", "whale", "poplar", "all"],
+        typer.Option(help="How to split work and state; all writes FILE.STRATEGY.json for each that fits."),
     ] = "cephalo",
+    objective: Annotated[
+        Literal["time", "cost"], typer.Option(help="cost: the least currency a token, by price_per_hour.")
+    ] = "time",
+    drop_devices: Annotated[
+        bool, typer.Option("--drop-devices", help="Leave out devices that only slow the others down.")
+    ] = False,
     memory_fraction: Annotated[float, typer.Option(help="Fraction of each device's memory a plan may use.")] = 0.9,
     reserve: Annotated[
         str | None,
@@ -41,6 +55,19 @@ def command(
     time_limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Return the best plan found by then, with its true gap.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what binds on each rank and what changes would gain, planned again.")
+    ] = False,
+    check: Annotated[
+        str | None, typer.Option(metavar="PLAN", help="Verify a plan file from its own content, and do nothing else.")
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Instead of PROFILE: catalog devices, estimated; such as l4:2,p40."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="With --gpus: the model.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="With --gpus: tokens of one sample.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="With --gpus: compute dtype; float32 if absent.")] = None,
     output: OutputPath = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -48,47 +75,33 @@ def command(
 ) -> None:
     """Find the fastest plan that fits, prove it, and say what to expect.
 
-    Example: cephalo plan profiles/laptop.json --batch-size 32 -o plans/laptop.json
+    Example: cephalo plan profiles/laptop-mixed.json --batch-size 32 -o plans/laptop-mixed.json
+
+    Example: cephalo plan --gpus rtx-3090:2,rtx-4090,p40:2 --model llama-7b --seq-len 2048 --dtype float16 -b 64
     """
-    from cephalo_cli.artifacts import Profile, store
-    from cephalo_cli.artifacts.plan import PlanSettings
     from cephalo_cli.cli.output import Output
-    from cephalo_cli.errors import UsageError
-    from cephalo_cli.planner import make_plan
-    from cephalo_cli.quantities import parse_bytes
+    from cephalo_cli.cli.planning import Question, check_file
 
     out = Output(json=json, quiet=quiet, path=output)
-    if not 0.0 < memory_fraction <= 1.0:
-        raise UsageError(f"--memory-fraction is {memory_fraction:g}, expected a number above 0 and at most 1")
-    if time_limit is not None and time_limit <= 0:
-        raise UsageError(f"--time-limit is {time_limit:g}, expected seconds above 0")
-    if recompute == "off" and offload == "on":
-        raise UsageError("--offload on needs recompute", hint="leave out --recompute off")
-    if output is not None:
-        store.check_writable(output, force=force)
-    basis, source = store.read_input(profile, Profile)
-    settings = PlanSettings(
+    if check is not None:
+        check_file(out, check, alone=profile is None and gpus is None and batch_size is None)
+        return
+    Question(
+        profile=profile,
+        gpus=gpus,
+        model=model,
+        seq_len=seq_len,
+        dtype=dtype,
+        batch_size=batch_size,
+        max_batch_size=max_batch_size,
+        strategy=strategy,
+        objective=objective,
+        drop_devices=drop_devices,
         memory_fraction=memory_fraction,
-        reserve_bytes=None if reserve is None else parse_bytes(reserve),
+        reserve=reserve,
         recompute=recompute,
         offload=offload,
         microbatch_size=microbatch_size,
-    )
-    with out.progress("planning"):
-        plan = make_plan(
-            basis,
-            batch_size,
-            strategy=strategy,
-            settings=settings,
-            time_limit_s=time_limit,
-            inputs=(source,),
-        )
-
-    def tables() -> "list[RenderableType]":
-        from cephalo_cli.reporting import artifact_tables
-
-        return artifact_tables(plan)
-
-    out.artifact(plan, tables, force=force)
-    if output not in (None, "-"):
-        out.hint(f"cephalo simulate {output}   or   cephalo train {output} --data python-stdlib --steps 20")
+        time_limit=time_limit,
+        explain=explain,
+    ).answer(out, force=force)

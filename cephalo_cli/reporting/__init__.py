@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from cephalo_cli.artifacts import Envelope
 from cephalo_cli.reporting.compare import Comparison, compare
 from cephalo_cli.reporting.describe import describe
+from cephalo_cli.reporting.explanation import explanation_tables
 from cephalo_cli.reporting.gantt import plot_step
 from cephalo_cli.reporting.plots import plot_artifact
 from cephalo_cli.reporting.sheet import rendered
@@ -14,7 +15,16 @@ from cephalo_cli.reporting.trace import write_trace
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Comparison", "Sweep", "artifact_tables", "compare", "plot_artifact", "plot_step", "write_trace"]
+__all__ = [
+    "Comparison",
+    "Sweep",
+    "artifact_tables",
+    "compare",
+    "explanation_tables",
+    "plot_artifact",
+    "plot_step",
+    "write_trace",
+]
 
 
 def artifact_tables(artifact: Envelope) -> list["RenderableType"]:

@@ -1,0 +1,233 @@
+"""What ``cephalo plan`` was asked, and its answer."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+from cephalo_cli.cli.options import Dtype, SwitchChoice
+from cephalo_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from cephalo_cli.artifacts import Plan
+    from cephalo_cli.artifacts.base import InputFile
+    from cephalo_cli.artifacts.plan import PlanSettings, Strategy
+    from cephalo_cli.artifacts.profile import Basis
+    from cephalo_cli.cli.output import Output
+    from cephalo_cli.planner.explain import Explanation
+
+__all__ = ["Question", "check_file"]
+
+LARGEST_BATCH = 1024
+SEVERAL = ("auto", "max")
+
+
+def check_file(out: "Output", path: str, *, alone: bool) -> None:
+    """Verify a plan file and say so.
+
+    Raises:
+        ArtifactError: It is not a plan, or does not hold what it says.
+        UsageError: ``alone`` is false: other arguments stand beside it.
+    """
+    from cephalo_cli.artifacts import Plan, store
+    from cephalo_cli.planner import check_plan
+
+    if not alone or out.path is not None:
+        raise UsageError("--check stands alone", hint="cephalo plan --check PLAN")
+    plan = store.read(path, Plan)
+    check_plan(plan)
+    out.note(f"{path}: every rank fits, and everything it says follows from its profile")
+    if out.json:
+        out.data(lambda: json.dumps({"plan": path, "valid": True}) + "\n", list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """The options of the command."""
+
+    profile: str | None
+    gpus: str | None
+    model: str | None
+    seq_len: int | None
+    dtype: Dtype | None
+    batch_size: str | None
+    max_batch_size: int | None
+    strategy: Literal["cephalo", "fsdp", "compute-balanced", "memory-balanced", "whale", "poplar", "all"]
+    objective: Literal["time", "cost"]
+    drop_devices: bool
+    memory_fraction: float
+    reserve: str | None
+    recompute: SwitchChoice
+    offload: SwitchChoice
+    microbatch_size: int | None
+    time_limit: float | None
+    explain: bool
+
+    def answer(self, out: "Output", *, force: bool) -> None:
+        """Plan, write and show.
+
+        Raises:
+            UsageError: Options contradict each other.
+            ArtifactError: An input cannot be read, or the output cannot be written.
+            InfeasibleError: Nothing fits.
+            TimeLimitError: No plan was found in time.
+        """
+        from cephalo_cli.artifacts import store
+
+        self._refuse_contradictions(out)
+        settings = self._settings()
+        if out.path is not None:
+            store.check_writable(out.path, force=force)
+        basis, inputs = self._basis()
+        with out.progress("planning"):
+            plans = self._plans(basis, settings, inputs)
+        explanation = None
+        if self.explain:
+            from cephalo_cli.planner import explain
+
+            with out.progress("explaining"):
+                explanation = explain(plans[0])
+        for other in plans[1:]:
+            if out.path is not None:
+                path = _beside(out.path, other.strategy)
+                out.save(other, path, force=force)
+                out.note(f"wrote {path}")
+        self._show(out, plans[0], explanation, force=force)
+
+    def _show(self, out: "Output", plan: "Plan", explanation: "Explanation | None", *, force: bool) -> None:
+        def tables() -> "list[RenderableType]":
+            from cephalo_cli.reporting import artifact_tables, explanation_tables
+
+            shown = artifact_tables(plan)
+            return shown if explanation is None else [*shown, "", *explanation_tables(asdict(explanation))]
+
+        if explanation is not None and out.json:
+            if out.path is not None:
+                out.save(plan, out.path, force=force)
+            out.data(lambda: json.dumps(asdict(explanation), indent=2) + "\n", list)
+        else:
+            out.artifact(plan, tables, force=force)
+        if self.objective == "cost":
+            from cephalo_cli.planner import cost_per_token
+
+            out.note(f"a million tokens cost {cost_per_token(plan) * 1e6:.3g}")
+        if out.path not in (None, "-"):
+            out.hint(f"cephalo simulate {out.path}   or   cephalo train {out.path} --data python-stdlib --steps 20")
+        elif out.path is None:
+            out.hint("add -o PLAN.json to keep the plan, then cephalo train PLAN.json --data SOURCE --steps N")
+
+    def _plans(self, basis: "Basis", settings: "PlanSettings", inputs: "tuple[InputFile, ...]") -> "list[Plan]":
+        from cephalo_cli.planner import choose_batch, choose_devices, make_all_plans, make_plan
+
+        if self.batch_size in SEVERAL:
+            goal = cast("Literal['auto', 'max']", self.batch_size)
+            return [choose_batch(basis, goal, self.max_batch_size or LARGEST_BATCH, settings, inputs=inputs)]
+        batch = self._batch()
+        if self.drop_devices or self.objective == "cost":
+            return [choose_devices(basis, batch, settings, objective=self.objective, inputs=inputs)]
+        if self.strategy == "all":
+            return list(make_all_plans(basis, batch, settings, time_limit_s=self.time_limit, inputs=inputs).values())
+        strategy: Strategy = self.strategy
+        return [make_plan(basis, batch, strategy, settings, time_limit_s=self.time_limit, inputs=inputs)]
+
+    def _batch(self) -> int:
+        try:
+            batch = int(self.batch_size or "")
+        except ValueError as error:
+            raise UsageError(f"--batch-size is {self.batch_size!r}, expected a whole number, auto or max") from error
+        if not 1 <= batch < 2**31:
+            raise UsageError(f"--batch-size is {batch}, expected at least 1")
+        return batch
+
+    def _settings(self) -> "PlanSettings":
+        from cephalo_cli.artifacts.plan import PlanSettings
+        from cephalo_cli.quantities import parse_bytes
+
+        return PlanSettings(
+            memory_fraction=self.memory_fraction,
+            reserve_bytes=None if self.reserve is None else parse_bytes(self.reserve),
+            recompute=self.recompute,
+            offload=self.offload,
+            microbatch_size=self.microbatch_size,
+        )
+
+    def _basis(self) -> "tuple[Basis, tuple[InputFile, ...]]":
+        from cephalo_cli.artifacts import Profile, store
+
+        if self.profile is not None:
+            profile, source = store.read_input(self.profile, Profile)
+            return profile, (source,)
+        from cephalo_cli.catalog import cluster_from_gpus, load_model
+        from cephalo_cli.profiler import estimate_profile
+
+        shape, inputs = load_model(self.model or "")
+        cluster = cluster_from_gpus(self.gpus or "")
+        return estimate_profile(cluster, shape, seq_len=self.seq_len, dtype=self.dtype or "float32"), inputs
+
+    def _refuse_contradictions(self, out: "Output") -> None:
+        one_size = self.batch_size not in SEVERAL
+        searches = self.drop_devices or self.objective == "cost" or not one_size
+        for contradicts, message, hint in (
+            (self.profile is None and self.gpus is None, "no PROFILE given", "or name devices: --gpus rtx-3090:2,p40"),
+            (
+                self.profile is not None and self.gpus is not None,
+                "PROFILE and --gpus exclude each other",
+                "leave one out",
+            ),
+            (self.gpus is not None and self.model is None, "--gpus needs --model", "such as --model llama-7b"),
+            (
+                self.gpus is None and (self.model or self.seq_len or self.dtype) is not None,
+                "--model, --seq-len and --dtype go with --gpus; a profile has its own",
+                "leave them out",
+            ),
+            (self.batch_size is None, "--batch-size is missing", "a number, auto or max"),
+            (
+                self.max_batch_size is not None and one_size,
+                "--max-batch-size goes with --batch-size auto or max",
+                "leave it out",
+            ),
+            (
+                searches and self.strategy != "cephalo",
+                "--batch-size auto or max, --drop-devices and --objective cost are searches of strategy cephalo",
+                "leave out --strategy",
+            ),
+            (
+                searches and self.time_limit is not None,
+                "--time-limit goes with one batch size on all devices",
+                "leave it out",
+            ),
+            (
+                not one_size and (self.drop_devices or self.objective == "cost"),
+                "--drop-devices and --objective cost need one batch size",
+                "give --batch-size a number",
+            ),
+            (
+                not 0.0 < self.memory_fraction <= 1.0,
+                f"--memory-fraction is {self.memory_fraction:g}, expected a number above 0 and at most 1",
+                None,
+            ),
+            (
+                self.time_limit is not None and self.time_limit <= 0,
+                f"--time-limit is {self.time_limit}, expected seconds above 0",
+                None,
+            ),
+            (
+                self.recompute == "off" and self.offload == "on",
+                "--offload on needs recompute",
+                "leave out --recompute off",
+            ),
+            (
+                self.strategy == "all" and out.path == "-",
+                "--strategy all writes several files",
+                "give -o a file name",
+            ),
+        ):
+            if contradicts:
+                raise UsageError(message, hint=hint)
+
+
+def _beside(path: str, strategy: str) -> str:
+    """``plans/a.json`` and ``fsdp`` give ``plans/a.fsdp.json``."""
+    stem = path.removesuffix(".json")
+    return f"{stem}.{strategy}.json"
