@@ -76,12 +76,13 @@ class Question:
         from cephalo_cli.artifacts import store
 
         self._refuse_contradictions(out)
+        batch = None if self.batch_size in SEVERAL else self._batch()
         settings = self._settings()
         if out.path is not None:
             store.check_writable(out.path, force=force)
         basis, inputs = self._basis()
         with out.progress("planning"):
-            plans = self._plans(basis, settings, inputs)
+            plans = self._plans(basis, batch, settings, inputs)
         explanation = None
         if self.explain:
             from cephalo_cli.planner import explain
@@ -117,13 +118,14 @@ class Question:
         elif out.path is None:
             out.hint("add -o PLAN.json to keep the plan, then cephalo train PLAN.json --data SOURCE --steps N")
 
-    def _plans(self, basis: "Basis", settings: "PlanSettings", inputs: "tuple[InputFile, ...]") -> "list[Plan]":
+    def _plans(
+        self, basis: "Basis", batch: int | None, settings: "PlanSettings", inputs: "tuple[InputFile, ...]"
+    ) -> "list[Plan]":
         from cephalo_cli.planner import choose_batch, choose_devices, make_all_plans, make_plan
 
-        if self.batch_size in SEVERAL:
+        if batch is None:
             goal = cast("Literal['auto', 'max']", self.batch_size)
             return [choose_batch(basis, goal, self.max_batch_size or LARGEST_BATCH, settings, inputs=inputs)]
-        batch = self._batch()
         if self.drop_devices or self.objective == "cost":
             return [choose_devices(basis, batch, settings, objective=self.objective, inputs=inputs)]
         if self.strategy == "all":

@@ -19,17 +19,40 @@ USAGE = {
     "no such option": (
         ("plan", "p.json", "--batchsize", "3"),
         (
-            "No such option: --batchsize (Possible options: --batch-size, --microbatch-size)"
+            "No such option: --batchsize (Possible options: --batch-size, --max-batch-size, --microbatch-size)"
             " (cephalo plan --help lists the options)"
         ),
     ),
     "no model": (("profile", LAPTOP), "Missing option '--model' (cephalo profile --help lists the options)"),
-    "batch of nothing": (
-        ("plan", "p.json", "--batch-size", "0"),
-        (
-            "Invalid value for '--batch-size' / '-b': Input should be greater than or equal to 1"
-            " (cephalo plan --help lists the options)"
-        ),
+    "batch of nothing": (("plan", "p.json", "--batch-size", "0"), "--batch-size is 0, expected at least 1"),
+    "batch of words": (
+        ("plan", "p.json", "--batch-size", "many"),
+        "--batch-size is 'many', expected a whole number, auto or max",
+    ),
+    "no batch": (("plan", "p.json"), "--batch-size is missing (a number, auto or max)"),
+    "nothing to plan from": (
+        ("plan", "-b", "8"),
+        "no PROFILE given (or name devices: --gpus rtx-3090:2,p40)",
+    ),
+    "limit of a fixed batch": (
+        ("plan", "p.json", "-b", "8", "--max-batch-size", "9"),
+        "--max-batch-size goes with --batch-size auto or max (leave it out)",
+    ),
+    "model of a profile": (
+        ("plan", "p.json", "-b", "8", "--model", GPT),
+        "--model, --seq-len and --dtype go with --gpus; a profile has its own (leave them out)",
+    ),
+    "check and plan": (
+        ("plan", "p.json", "--check", "q.json"),
+        "--check stands alone (cephalo plan --check PLAN)",
+    ),
+    "sweep of several": (
+        ("simulate", "p.json", "q.json", "--sweep", "a=1,2"),
+        "--sweep takes one plan (sweep the plans one by one)",
+    ),
+    "straggler without factor": (
+        ("simulate", "plans/laptop-mixed.json", "--straggler", "two"),
+        "--straggler: 'two' is not RANK:FACTOR (write it like 3:1.3)",
     ),
     "json and quiet": (
         ("show", GPT, "--json", "--quiet"),
