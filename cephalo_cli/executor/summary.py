@@ -1,12 +1,12 @@
 """From what every rank wrote down to one report and one time line."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from cephalo_cli.artifacts.base import DType
-from cephalo_cli.artifacts.plan import Plan
+from cephalo_cli.artifacts.plan import Plan, ScheduleName
 from cephalo_cli.artifacts.report import RankReport, Report, StepReport
 from cephalo_cli.executor.journal import StepTimes
 from cephalo_cli.executor.options import TrainingResult, TrainOptions, microbatch_split
@@ -14,6 +14,10 @@ from cephalo_cli.quantities import format_percent
 from cephalo_cli.timeline import Event, Timeline
 
 __all__ = ["RankSummary", "make_result", "summarise"]
+
+
+SCHEDULE_OF_ENGINE: Mapping[str, ScheduleName] = {"fsdp2": "microbatch-major", "ddp": "replicated"}
+"""The order of work in PyTorch's own engines; cephalo follows the plan's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,8 +93,8 @@ def make_result(
     report = Report(
         source="measured",
         engine=options.engine,
-        strategy=plan.strategy,
-        schedule=plan.schedule,
+        strategy="fsdp" if options.engine == "fsdp2" and options.even_split else plan.strategy,
+        schedule=SCHEDULE_OF_ENGINE.get(options.engine, plan.schedule),
         cluster_name=plan.cluster.name,
         model_name=plan.model.name,
         dtype=dtype,
