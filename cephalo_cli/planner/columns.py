@@ -2,7 +2,8 @@
 
 A node splits the ranks into *teams*: equal ranks that choose among a set of options (`teams` bounds a node). Where
 every team uses one option the bound is the best plan of these options, exactly. Otherwise a team's options are cut in
-two, by samples first, and its ranks are shared out between the two parts in every way.
+two, by samples first, and its ranks are shared out between the two parts in every way. Options whose reduced cost lifts
+the bound to the best plan known are left out below a node.
 """
 
 import heapq
@@ -10,6 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +105,20 @@ class ColumnSearch:
         else:
             self._settle(self._rounded(teams, relaxed))
         if relaxed.bound < self.target:
-            heapq.heappush(nodes, (relaxed.bound, next(numbers), teams, relaxed))
+            heapq.heappush(nodes, (relaxed.bound, next(numbers), *self._narrowed(teams, relaxed)))
+
+    def _narrowed(self, teams: tuple[Team, ...], relaxed: Relaxed) -> tuple[tuple[Team, ...], Relaxed]:
+        """Leave out options that alone would lift the bound to the target."""
+        kept = [
+            np.flatnonzero((relaxed.bound + penalties < self.target) | (weights > 0))
+            for penalties, weights in zip(relaxed.penalties_s, relaxed.weights, strict=True)
+        ]
+        narrowed = tuple(
+            replace(team, rows=tuple(np.array(team.rows)[rows].tolist()))
+            for team, rows in zip(teams, kept, strict=True)
+        )
+        weights = tuple(weights[rows] for weights, rows in zip(relaxed.weights, kept, strict=True))
+        return narrowed, replace(relaxed, weights=weights)
 
     def _settle(self, teams: tuple[Team, ...] | None) -> None:
         """Price teams of one option each."""

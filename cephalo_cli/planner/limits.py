@@ -71,6 +71,9 @@ class Search:
             np.unique(np.concatenate([times[:, kind] for times in self.times])) for kind in range(len(KINDS))
         ]
         self.slowest = max(group.optimizer_s for group in problem.groups)
+        self.weights = np.array(problem.counts, dtype=np.float64)
+        busiest = 0.0 if problem.network is None else problem.network.least_busiest
+        self.least_exposed_s = problem.exposed_floor_s + problem.exposed_slope_s * busiest
         self.best = best
         self.records = True
         self.timed_out = False
@@ -145,8 +148,8 @@ class Search:
         return witness is not None
 
     def _shrink(self, lo: list[int], hi: list[int]) -> tuple[list[int], list[int]] | None:
-        """Raise lo to the limits that are needed; None when the box holds nothing better."""
-        if not self._witnessed(lo, hi):
+        """Lower hi and raise lo to what a better plan can have; None when the box holds none."""
+        if not self._lower(lo, hi) or not self._witnessed(lo, hi):
             return None
         for kind in self._widest_first(lo, hi):
             low, high = lo[kind], hi[kind]
@@ -158,9 +161,20 @@ class Search:
                     low = middle + 1
             if low > lo[kind]:
                 lo[kind] = low
-                if not self._witnessed(lo, hi):
+                if not self._lower(lo, hi) or not self._witnessed(lo, hi):
                     return None
         return lo, hi
+
+    def _lower(self, lo: Sequence[int], hi: list[int]) -> bool:
+        """Lower hi to what the target leaves a kind when all others are at lo; whether it leaves anything."""
+        least = self._at(lo)
+        slack = self.target - self.least_exposed_s - float(least @ self.weights)
+        if slack < 0:
+            return False
+        for kind, values in enumerate(self.values):
+            most = int(np.searchsorted(values, least[kind] + slack / self.weights[kind], side="right")) - 1
+            hi[kind] = max(lo[kind], min(hi[kind], most))
+        return True
 
     def _branch(self, lo: list[int], hi: list[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         if lo == hi:  # its witness is worth the target itself, to rounding
@@ -186,13 +200,20 @@ class Search:
 
     def _record(self, rows: tuple[tuple[int, ...], ...]) -> bool:
         """Price a witness; whether it is a new best."""
-        if not self.records:
+        if not self.records or self._least_s(rows) >= self.target:
             return False
         limits = price_rows(self.problem, self.options, rows)
         if limits is None or (self.best is not None and limits.step_s >= self.target):
             return False
         self.best = Found(rows=rows, limits=limits)
         return True
+
+    def _least_s(self, rows: tuple[tuple[int, ...], ...]) -> float:
+        """Quick bound on a witness: its slowest stages under equal shares."""
+        slowest = np.max(
+            [times[list(set(chosen))].max(axis=0) for times, chosen in zip(self.times, rows, strict=True)], axis=0
+        )
+        return self.least_exposed_s + float(slowest @ self.weights)
 
     def _relaxed(self, lo: Floats, hi: Floats) -> float:
         """A bound on the box: every rank holds as much as its group's emptiest option."""

@@ -83,7 +83,7 @@ class _Plans:
         self.problem: Problem = make_problem(basis, settings, batch_size)
         self.solution = solve(self.problem, deadline)
         self.late = self.solution is None and deadline is not None and time.monotonic() > deadline
-        self.others = other_strategies(basis, settings, batch_size)
+        self.others = other_strategies(self.problem)
         self.cephalo = self._cephalo()
 
     def by(self, strategy: Strategy, inputs: Sequence[InputFile]) -> Plan:

@@ -19,7 +19,9 @@ Symbols (used throughout the planner)
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from cephalo_cli.artifacts.plan import PlanSettings
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitKind
@@ -98,6 +100,7 @@ class DeviceGroup:
     moving_s_per_byte: float
     """Compute that handling one byte of a collective costs."""
     limit_bytes: int
+    reserve_bytes: int
     startup_share: float
     """Largest share with which it can start: shard of the weights, one whole unit and the reserve."""
 
@@ -122,13 +125,15 @@ class Problem:
     network: Network | None
     """None where shares do not act on time through collectives."""
     state_bytes: int
+    tables: dict[tuple[object, ...], Any] = field(default_factory=dict, compare=False, repr=False)
+    """What has been tabulated for it so far (`sizes`), so that every strategy shares it."""
 
-    @property
+    @cached_property
     def num_ranks(self) -> int:
         """Number of ranks n."""
         return len(self.basis.cluster.ranks)
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """How often each kind of stage occurs."""
         return tuple(sum(stage.count for stage in self.stages if stage.kind == kind) for kind in range(len(KINDS)))
@@ -192,6 +197,7 @@ def device_groups(basis: Basis, settings: PlanSettings) -> tuple[DeviceGroup, ..
                 optimizer_s=optimizer_s(basis, whole),
                 moving_s_per_byte=device.collective_compute_s_per_byte if moving else 0.0,
                 limit_bytes=limit,
+                reserve_bytes=reserve,
                 startup_share=room / (weight_bytes * basis.num_parameters),
             )
         )

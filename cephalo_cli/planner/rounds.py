@@ -125,7 +125,12 @@ class _Way:
     def __init__(self, problem: Problem, strategy: Strategy, schedule: ScheduleName, share: float) -> None:
         self.problem, self.strategy, self.schedule, self.share = problem, strategy, schedule, share
         self.known: dict[tuple[str, Mode], _Sizes] = {}
-        self.steps = [problem.step, *(step_stages(schedule, problem.step.units, rounds) for rounds in (1, 2))]
+        steps = [problem.step, *(step_stages(schedule, problem.step.units, rounds) for rounds in (1, 2))]
+        layer_major, *others = (
+            buffers_bytes(step, num_ranks=problem.num_ranks, dtype=problem.basis.dtype) for step in steps
+        )
+        self.more_buffers = [now - layer_major for now in others]
+        """Buffers beyond those of layer-major order, for one round and for more."""
 
     def sizes(self, group: DeviceGroup, mode: Mode) -> "_Sizes":
         """Microbatches of a device group by size."""
@@ -148,17 +153,12 @@ class _Sizes:
         costs = size_costs(problem, group, mode, most, trim=False)
         self.seconds = costs.additive[:, : len(KINDS)] @ np.array(problem.counts, dtype=np.float64)
         saved = np.ceil(costs.additive[:, -2]) + costs.boundary_bytes * np.arange(most + 1)
-        buffers = [
-            0
-            if group.device.method == "imported"
-            else buffers_bytes(step, num_ranks=problem.num_ranks, dtype=problem.basis.dtype)
-            for step in way.steps
-        ]
+        more_buffers = [0, 0] if group.device.method == "imported" else way.more_buffers
         state = math.ceil(way.share * problem.state_bytes)
         starts = way.share <= group.startup_share
         self.fits = [
-            np.append((costs.beside_bytes + saved + state + (now - buffers[0]) <= group.limit_bytes) & starts, False)
-            for now in buffers[1:]
+            np.append((costs.beside_bytes + saved + state + more <= group.limit_bytes) & starts, False)
+            for more in more_buffers
         ]
 
     def largest(self, rounds: int, most: int) -> int:

@@ -53,6 +53,14 @@ class SizeCosts:
 
 def size_costs(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int, *, trim: bool = True) -> SizeCosts:
     """Tabulate microbatches of 1 to ``max_size`` samples; with ``trim`` up to the last that fits by itself."""
+    key = ("size_costs", group.name, mode, max_size, trim)
+    if key not in problem.tables:
+        problem.tables[key] = _size_costs(problem, group, mode, max_size, trim=trim)
+    found: SizeCosts = problem.tables[key]
+    return found
+
+
+def _size_costs(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int, *, trim: bool) -> SizeCosts:
     device = group.device
     beside = _beside(problem, group, mode, max_size)
     fits = np.flatnonzero(beside <= group.limit_bytes)
@@ -91,21 +99,26 @@ def size_costs(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int, 
 
 def _beside(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int) -> Floats:
     """Bytes beside state and saved by largest size; buffers are a constant plus a multiple of the largest size."""
-
-    def memory(sizes: tuple[int, ...]) -> tuple[int, int]:
-        choice = RankChoice(
-            device=group.name, microbatch_sizes=sizes, state_share=0.0, recompute=mode.recompute, offload=mode.offload
+    key = ("buffers", group.device.method == "imported", mode.offload)
+    if key not in problem.tables:
+        problem.tables[key] = tuple(
+            rank_memory(
+                problem.basis,
+                problem.settings,
+                RankChoice(
+                    device=group.name, microbatch_sizes=sizes, state_share=0.0, recompute=True, offload=mode.offload
+                ),
+                step=problem.step,
+                num_ranks=problem.num_ranks,
+            ).buffers_bytes
+            for sizes in ((), (1,))
         )
-        terms = rank_memory(problem.basis, problem.settings, choice, step=problem.step, num_ranks=problem.num_ranks)
-        return terms.buffers_bytes + terms.reserve_bytes, terms.buffers_bytes
-
-    constant, none = memory(())
-    _, one = memory((1,))
+    none, one = problem.tables[key]
     sizes = np.arange(max_size + 1, dtype=np.float64)
     working = [
         working_bytes(group.device, (size,) if size else (), recompute=mode.recompute) for size in range(max_size + 1)
     ]
-    return constant + (one - none) * sizes + np.array(working, dtype=np.float64)
+    return np.asarray(group.reserve_bytes + none + (one - none) * sizes + np.array(working, dtype=np.float64))
 
 
 def _copies(problem: Problem, group: DeviceGroup, mode: Mode) -> tuple[Floats, Floats, Floats, Floats]:

@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cephalo_cli.artifacts.plan import Alternative, PlanSettings, Strategy
-from cephalo_cli.artifacts.profile import Basis
+from cephalo_cli.artifacts.plan import Alternative, Strategy
 from cephalo_cli.costmodel import RankChoice
 from cephalo_cli.errors import UsageError
 from cephalo_cli.planner.decided import Decided
-from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem, make_problem
+from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem
 from cephalo_cli.planner.rounds import largest_remainder, make_fsdp, make_poplar, make_whale, uniform_sizes
 from cephalo_cli.planner.sizes import SizeCosts, size_costs
 
@@ -29,19 +28,19 @@ __all__ = ["OTHERS", "decide", "other_strategies"]
 OTHERS: tuple[Strategy, ...] = ("fsdp", "compute-balanced", "memory-balanced", "whale", "poplar")
 
 
-def other_strategies(basis: Basis, settings: PlanSettings, batch_size: int) -> list[tuple[Alternative, Decided | None]]:
+def other_strategies(problem: Problem) -> list[tuple[Alternative, Decided | None]]:
     """Every strategy but cephalo: what a plan shows of it, and its decisions where it has any."""
     found: list[tuple[Alternative, Decided | None]] = []
     for strategy in OTHERS:
         try:
-            decided = decide(basis, settings, batch_size, strategy)
+            decided = decide(problem, strategy)
             found.append((decided.alternative(), decided))
         except UsageError as error:
             found.append((Alternative(strategy=strategy, feasible=False, reason=error.message), None))
     return found
 
 
-def decide(basis: Basis, settings: PlanSettings, batch_size: int, strategy: Strategy) -> Decided:
+def decide(problem: Problem, strategy: Strategy) -> Decided:
     """Decide as one of the other strategies does.
 
     Raises:
@@ -54,7 +53,7 @@ def decide(basis: Basis, settings: PlanSettings, batch_size: int, strategy: Stra
         "whale": make_whale,
         "poplar": make_poplar,
     }
-    return makers[strategy](make_problem(basis, settings, batch_size))
+    return makers[strategy](problem)
 
 
 def _compute_balanced(problem: Problem) -> Decided:

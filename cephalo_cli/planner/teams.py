@@ -44,6 +44,8 @@ class Relaxed:
     """z of each team."""
     shares: tuple[float, ...]
     """S / N of each team."""
+    penalties_s: tuple[Floats, ...]
+    """By how much the bound rises at least if one rank takes an option (its reduced cost)."""
 
 
 def relax(problem: Problem, options: Sequence[Options], teams: Sequence[Team], *, scale_s: float) -> Relaxed | None:
@@ -63,12 +65,13 @@ def relax(problem: Problem, options: Sequence[Options], teams: Sequence[Team], *
     solved = program.solve()
     if solved is None:
         return None
-    value, variables = solved
+    value, variables, reduced = solved
     starts, num_options = program.starts, program.starts[-1]
     return Relaxed(
         bound=value * scale_s + problem.exposed_floor_s,
         weights=tuple(variables[start:stop] for start, stop in itertools.pairwise(starts)),
         shares=tuple(float(variables[num_options + index]) / team.count for index, team in enumerate(teams)),
+        penalties_s=tuple(reduced[start:stop] * scale_s for start, stop in itertools.pairwise(starts)),
     )
 
 
@@ -115,7 +118,7 @@ class _Program:
             if copies:
                 self.add(0.0, (mine, options.copy_s[rows, stage.kind] / self.scale_s), limit_s)
 
-    def solve(self) -> tuple[float, Floats] | None:
+    def solve(self) -> tuple[float, Floats, Floats] | None:
         """Add what holds for all teams together and solve."""
         problem, teams = self.problem, self.teams
         for position, stage in enumerate(problem.stages):
@@ -142,4 +145,4 @@ class _Program:
         )
         if solved.x is None or solved.fun is None:
             return None
-        return float(solved.fun), np.asarray(solved.x)
+        return float(solved.fun), np.asarray(solved.x), np.maximum(0.0, np.asarray(solved.lower.marginals))
