@@ -15,7 +15,7 @@ import typer
 from cephalo_cli import __version__
 from cephalo_cli.errors import CephaloError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "register_commands"]
 
 EPILOG = "profile -> plan -> simulate -> train: each stage reads files, writes one file, and names the next command."
 
@@ -46,7 +46,10 @@ def _root(
     """Plan, predict and run transformer training on clusters of different GPUs."""
 
 
-def _register() -> None:
+def register_commands() -> None:
+    """Add the commands to `app`; once is enough, again does nothing."""
+    if app.registered_commands:
+        return
     from cephalo_cli.cli import plan, profile, show, simulate, train
 
     for module in (profile, plan, simulate, train, show):
@@ -59,7 +62,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     0 done; 1 a fault of ours; 2 usage; 3 bad artifact or input; 4 infeasible; 5 time limit before any plan; 6 training
     failed; 130 interrupted (143 for SIGTERM).
     """
-    _register()
+    register_commands()
     raise SystemExit(_run(arguments))
 
 
