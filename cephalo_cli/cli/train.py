@@ -52,6 +52,14 @@ def command(
         str | None, typer.Option(metavar="DIR", help="Where checkpoints go; one is saved at the end.")
     ] = None,
     checkpoint_every: Annotated[int | None, typer.Option(min=1, help="Steps between checkpoints.")] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="How many checkpoints stay; all if absent.")] = None,
+    async_checkpoint: Annotated[
+        bool | None,
+        typer.Option(
+            "--async-checkpoint/--no-async-checkpoint",
+            help="Go on training during a save, from a copy in host memory; the default for accelerators.",
+        ),
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(metavar="DIR|latest", help="Go on from a checkpoint; latest looks in --checkpoint-dir."),
@@ -82,7 +90,7 @@ def command(
     from cephalo_cli.artifacts import Plan, store
     from cephalo_cli.cli.output import Output
     from cephalo_cli.cli.settings import train_options
-    from cephalo_cli.errors import UsageError
+    from cephalo_cli.errors import TrainingError, UsageError
     from cephalo_cli.executor import Callbacks, run_training
     from cephalo_cli.runtime.launch import external_launcher
 
@@ -107,6 +115,8 @@ def command(
         clip=clip or None,
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
+        keep=keep,
+        async_checkpoint=async_checkpoint,
         resume=resume,
         even_split=even_split,
         microbatch_size=microbatch_size,
@@ -142,6 +152,8 @@ def command(
     out.artifact(report, tables, force=force)
     if output not in (None, "-"):
         out.hint(f"cephalo show {plan} {output}")
+    if result.unsaved is not None:
+        raise TrainingError(f"all steps are done, but {result.unsaved}")
 
 
 def _open_new(path: str) -> "IO[str]":

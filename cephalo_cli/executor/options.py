@@ -48,6 +48,10 @@ class TrainOptions(Value):
     """Where checkpoints go; one is saved at the end."""
     checkpoint_every: PositiveInt | None = None
     """Steps between checkpoints."""
+    keep: PositiveInt | None = None
+    """How many checkpoints stay; all of them when absent."""
+    async_checkpoint: bool | None = None
+    """Whether training goes on during a save; when absent where a copy for it does not take device memory."""
     resume: str | None = None
     """A checkpoint, a folder of checkpoints, or ``latest``."""
     even_split: bool = False
@@ -78,6 +82,8 @@ class TrainingResult:
     """What it did."""
     timeline: Timeline
     """The last step on all ranks."""
+    unsaved: str | None = None
+    """Why the last checkpoint could not be written, if it could not."""
 
 
 def microbatch_split(plan: Plan, options: TrainOptions) -> list[list[int]]:
@@ -113,6 +119,11 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
     _refuse(
         options.checkpoint_every is not None and options.checkpoint_dir is None,
         "--checkpoint-every needs --checkpoint-dir",
+    )
+    _refuse(options.keep is not None and options.checkpoint_dir is None, "--keep needs --checkpoint-dir")
+    _refuse(
+        options.async_checkpoint is not None and options.checkpoint_dir is None,
+        "--async-checkpoint and --no-async-checkpoint need --checkpoint-dir",
     )
     _refuse(
         options.resume == "latest" and options.checkpoint_dir is None,

@@ -75,7 +75,11 @@ def train_rank(context: "ProcessContext", arguments: dict[str, Any]) -> dict[str
     )
     if result is None:
         return None
-    return {"report": json.loads(dumps(result.report)), "timeline": asdict(result.timeline)}
+    return {
+        "report": json.loads(dumps(result.report)),
+        "timeline": asdict(result.timeline),
+        "unsaved": result.unsaved,
+    }
 
 
 def _tell(callbacks: Callbacks, event: dict[str, Any]) -> None:
@@ -93,4 +97,5 @@ def _result_from_json(result: dict[str, Any]) -> TrainingResult:
     return TrainingResult(
         report=Report.model_validate_json(json.dumps(result["report"])),
         timeline=Timeline(rank_names=tuple(timeline["rank_names"]), duration_s=timeline["duration_s"], events=events),
+        unsaved=result["unsaved"],
     )

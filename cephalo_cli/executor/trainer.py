@@ -6,8 +6,9 @@
 4. Put the ranks' times together into a report.
 """
 
+import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,17 +17,11 @@ import torch
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.artifacts.report import StepReport
-from cephalo_cli.errors import ArtifactError, InterruptedRunError, UsageError
+from cephalo_cli.errors import ArtifactError, InterruptedRunError, TrainingError, UsageError
 from cephalo_cli.executor.agreement import StopSignals, check_device, compare_ranks, job_facts
-from cephalo_cli.executor.checkpoint import (
-    Found,
-    Manifest,
-    check_same_model,
-    find_checkpoint,
-    has_checkpoints,
-    load_shards,
-    save_checkpoint,
-)
+from cephalo_cli.executor.checkpoint import find_checkpoint, load_shards
+from cephalo_cli.executor.checkpoint_folder import has_checkpoints, prepare_folder
+from cephalo_cli.executor.checkpoint_manifest import Found, Manifest, check_same_model
 from cephalo_cli.executor.data import Batches, Microbatch, TokenSource, count_tokens, open_source
 from cephalo_cli.executor.engine import CephaloEngine, EngineSetting, StepEngine
 from cephalo_cli.executor.engine_torch import TorchEngine
@@ -34,8 +29,10 @@ from cephalo_cli.executor.interpreter import Hooks
 from cephalo_cli.executor.journal import StepTimes
 from cephalo_cli.executor.options import Callbacks, TrainingResult, TrainOptions, check_options, microbatch_split
 from cephalo_cli.executor.peers import broadcast_value, gather_values, sum_over_ranks
+from cephalo_cli.executor.saver import Saver
 from cephalo_cli.executor.summary import make_result, summarise
 from cephalo_cli.runtime.device import MemoryMeter
+from cephalo_cli.runtime.peers import PeerLostError
 from cephalo_cli.runtime.process import ProcessContext
 
 __all__ = ["train"]
@@ -66,6 +63,11 @@ def train(plan: Plan, options: TrainOptions, context: ProcessContext, callbacks:
         training = _Training(plan, options, context, callbacks, signals)
         try:
             training.run()
+        except PeerLostError:
+            raise
+        except BaseException:
+            training.leave()
+            raise
         finally:
             training.engine.close()
         return _report(training, meter.peak_bytes())
@@ -77,7 +79,6 @@ class _Progress:
 
     step: int = 0
     position: int = 0
-    saved_step: int | None = None
 
 
 @dataclass
@@ -110,6 +111,7 @@ class _Training:
         self._batches = Batches(self._source, microbatch_split(plan, options), self.seed)
         self.progress = _Progress()
         self.records = _Records()
+        self.saver = self._make_saver(found)
         self.engine = self._make_engine(found)
 
     def run(self) -> None:
@@ -122,6 +124,13 @@ class _Training:
             if every is not None and number % every == 0:
                 self._save()
         self._save()
+        if self.saver is not None:
+            self.saver.wait()
+
+    def leave(self) -> None:
+        """Give a save that is under way the time to end."""
+        if self.saver is not None:
+            self.saver.leave()
 
     def _run_step(self, number: int) -> int | None:
         """Run one step; gives the signal to stop for instead, if there is one."""
@@ -130,6 +139,8 @@ class _Training:
         num_tokens, stop = self._signals.agree(count_tokens(batch), self._group)
         if stop is not None:
             return stop
+        if self.saver is not None:
+            self.saver.poll()
         before = self._received()
         numbers, times = self.engine.run_step(
             [_on_device(microbatch, self.context.device) for microbatch in batch], num_tokens=num_tokens, step=number
@@ -153,6 +164,11 @@ class _Training:
     def _stop(self, signal_number: int) -> None:
         """Save and leave, on all ranks in the same step."""
         self._save()
+        if self.saver is not None:
+            self.saver.wait()
+            if self.saver.unsaved is not None:
+                name = signal.Signals(signal_number).name
+                raise TrainingError(f"stopped by {name} after step {self.progress.step}; {self.saver.unsaved}")
         where = self.options.checkpoint_dir
         saved = (
             f"a checkpoint is in {where}" if where is not None else "nothing was saved: there is no --checkpoint-dir"
@@ -189,6 +205,25 @@ class _Training:
         if found is not None:
             self._resume(engine, found)
         return engine
+
+    def _make_saver(self, found: Found | None) -> Saver | None:
+        options = self.options
+        if options.checkpoint_dir is None:
+            return None
+        folder = Path(options.checkpoint_dir)
+        prepare_folder(folder, self._group)
+        is_async = options.async_checkpoint
+        saver = Saver(
+            folder,
+            self._group,
+            keep=options.keep,
+            is_async=self.context.device.type != "cpu" if is_async is None else is_async,
+            on_saved=lambda path: self._callbacks.on_checkpoint(str(path)) if self.context.rank == 0 else None,
+            on_failed=lambda reason: self._notice(f"training goes on although a checkpoint is missing: {reason}"),
+        )
+        if found is not None and found.path.parent.resolve() == folder.resolve():
+            saver.saved_step = found.manifest.step
+        return saver
 
     def _find_checkpoint(self) -> Found | None:
         options = self.options
@@ -227,15 +262,14 @@ class _Training:
         engine.restored(
             num_updates=manifest.num_updates, loss_scale=manifest.loss_scale, good_steps=manifest.good_steps
         )
-        self.progress = _Progress(step=manifest.step, position=manifest.position, saved_step=manifest.step)
+        self.progress = _Progress(step=manifest.step, position=manifest.position)
         self._notice(f"resumed from {found.path} after step {manifest.step}")
 
     def _save(self) -> None:
-        folder, step = self.options.checkpoint_dir, self.progress.step
-        if folder is None or self.progress.saved_step == step or not isinstance(self.engine, CephaloEngine):
+        if self.saver is None or not isinstance(self.engine, CephaloEngine):
             return
         manifest = Manifest(
-            step=step,
+            step=self.progress.step,
             position=self.progress.position,
             seed=self.seed,
             data=self._source.digest,
@@ -247,10 +281,7 @@ class _Training:
             layout=self.engine.layout(),
             files={},
         )
-        path = save_checkpoint(Path(folder), manifest, self.engine.shards(to_write=True), self._group)
-        self.progress.saved_step = step
-        if self.context.rank == 0:
-            self._callbacks.on_checkpoint(str(path))
+        self.saver.save(manifest, self.engine.shards(to_write=True))
 
     def _notice(self, sentence: str) -> None:
         if self.context.rank == 0:
@@ -264,7 +295,7 @@ def _report(training: _Training, peak_bytes: int) -> TrainingResult | None:
     all_ranks = gather_values(mine, context.process_group)
     if context.rank > 0:
         return None
-    return make_result(
+    result = make_result(
         plan=training.plan,
         options=training.options,
         dtype=training.dtype,
@@ -273,6 +304,7 @@ def _report(training: _Training, peak_bytes: int) -> TrainingResult | None:
         reports=records.reports,
         ranks=all_ranks,
     )
+    return replace(result, unsaved=None if training.saver is None else training.saver.unsaved)
 
 
 def _seed(options: TrainOptions, found: Found | None) -> int:

@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from cephalo_cli.artifacts import Plan
 from cephalo_cli.errors import ArtifactError, InterruptedRunError, TrainingError, UsageError
 from cephalo_cli.executor import Callbacks, TrainOptions
-from cephalo_cli.executor.checkpoint import Manifest, find_checkpoint, load_shards, save_checkpoint
+from cephalo_cli.executor.checkpoint import find_checkpoint, load_shards, save_checkpoint
+from cephalo_cli.executor.checkpoint_manifest import Manifest
 from cephalo_cli.executor.checkpoint_shards import LoadShards, Shard
 from cephalo_cli.executor.trainer import train
 from cephalo_cli.runtime.process import ProcessContext
