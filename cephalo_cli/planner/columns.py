@@ -27,6 +27,9 @@ __all__ = ["ColumnSearch"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+MAX_NODES = 20_000
+"""Nodes after which the best plan is taken as if time were up, with its gap."""
+
 TOLERANCE = 1e-9
 """Relative distance between the best plan and what is proven: the accuracy of the linear programs."""
 
@@ -59,7 +62,8 @@ class ColumnSearch:
             bound, _, teams, relaxed = heapq.heappop(nodes)
             if bound >= self.target:
                 break
-            if self.deadline is not None and time.monotonic() > self.deadline:
+            late = self.deadline is not None and time.monotonic() > self.deadline
+            if late or self.nodes > MAX_NODES:
                 self.timed_out = True
                 return bound
             for child in self._branch(teams, relaxed):

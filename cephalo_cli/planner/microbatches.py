@@ -14,6 +14,7 @@ Such lists grow quickly, so they are only made for the samples b that `bounds` l
 can still reach one of them within the window.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -267,7 +268,9 @@ def _caps(problem: Problem, group: DeviceGroup, beside_bytes: Floats) -> Floats:
     return np.minimum(min(1.0, group.startup_share), fits)
 
 
-def list_exactly(listing: Listing, targets: Ints, least: Floats, window: Window) -> None:
+def list_exactly(
+    listing: Listing, targets: Ints, least: Floats, window: Window, *, deadline: float | None = None
+) -> bool:
     """Add every undominated option with one of the target numbers of samples that the window admits.
 
     Args:
@@ -275,17 +278,24 @@ def list_exactly(listing: Listing, targets: Ints, least: Floats, window: Window)
         targets: Samples to list, increasing.
         least: Lower bounds of the additive costs by samples, shape (samples + 1, columns).
         window: What is worth keeping.
+        deadline: `time.monotonic` after which to stop.
+
+    Returns:
+        Whether the list is complete.
     """
     costs, most = listing.costs, int(targets[-1])
     table = _Table(listing, targets, least, window)
     wanted = set(targets.tolist())
     for size in range(1, min(costs.max_size, most) + 1):
+        if deadline is not None and time.monotonic() > deadline:
+            return False
         rises = costs.beside_bytes[size] >= costs.beside_bytes[1 : size + 1].max()
         for samples in range(size, most + 1):
             if len(table.vectors[samples - size]):
                 vectors, entries = table.extend(samples, size, keep_dominated=not rises)
                 if samples in wanted and len(entries):
                     listing.add(np.full(len(entries), samples, dtype=np.int64), size, vectors, entries)
+    return True
 
 
 class _Table:

@@ -113,14 +113,14 @@ def _settle(
         if needed is None:
             return _solution(problem, concrete, best, best.limits.step_s * (1.0 - TOLERANCE), proven=True)
         window = replace(window, floors_s=needed, flat_s=needed)
-    listed = []
+    listed, complete = [], True
     for bound, known in zip(bounds, concrete, strict=True):
         parts = [known]
         for mode, costs in enumerate(bound.costs):
             targets = open_samples(bound, mode, window)
             if len(targets):
                 listing = Listing(group=known.group, mode=mode, costs=costs, history=bound.history)
-                list_exactly(listing, targets, bound.least[mode], window)
+                complete &= list_exactly(listing, targets, bound.least[mode], window, deadline=deadline)
                 parts.append(listing.options(problem))
         listed.append(without_dominated(join_options(parts), window.flat_s) if len(parts) > 1 else known)
     if all(now is before for now, before in zip(listed, concrete, strict=True)):
@@ -130,7 +130,9 @@ def _settle(
     if search.best is None:
         raise AssertionError("a search does not lose its plan")
     options = concrete if search.best is best else listed
-    return _solution(problem, options, search.best, lower, proven=not search.timed_out)
+    if not complete:
+        lower = min(lower, compute_bound_s(problem))
+    return _solution(problem, options, search.best, lower, proven=complete and not search.timed_out)
 
 
 def _searcher(problem: Problem) -> type[Search] | type[ColumnSearch]:

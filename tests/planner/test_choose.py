@@ -21,19 +21,19 @@ def priced(profile: Profile, prices: dict[str, float]) -> Profile:
 
 def test_auto_finds_the_batch_with_most_samples_a_second(random_profile: Make) -> None:
     found = 0
-    for seed in range(12):
+    for seed in range(6):
         profile = random_profile(seed, moving=False)
         rates = []
-        for batch in range(1, 13):
+        for batch in range(1, 10):
             try:
                 rates.append(make_plan(profile, batch).expected.samples_per_s)
             except InfeasibleError:
                 continue
         if rates:
-            best = choose_batch(profile, "auto", 12).expected.samples_per_s
+            best = choose_batch(profile, "auto", 9).expected.samples_per_s
             assert best == pytest.approx(max(rates), rel=1e-9)
             found += 1
-    assert found >= 6
+    assert found >= 3
 
 
 def test_max_finds_the_largest_batch_that_fits(simple_profile: Make) -> None:

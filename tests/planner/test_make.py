@@ -151,6 +151,18 @@ def test_the_repair_is_a_smaller_batch_where_nothing_cheaper_helps(simple_profil
         make_plan(profile, batch + 1, settings=settings)
 
 
+def test_the_bound_of_a_plan_cut_short_holds(random_profile: Make) -> None:
+    for seed in range(20):
+        profile = random_profile(seed)
+        try:
+            best = make_plan(profile, 7)
+            early = make_plan(profile, 7, time_limit_s=0.003)
+        except (InfeasibleError, TimeLimitError):
+            continue
+        assert early.solver.lower_bound_s <= best.expected.step_s * (1 + 1e-9)
+        assert early.expected.step_s >= best.expected.step_s * (1 - 1e-9)
+
+
 def test_a_time_limit_of_nothing_says_so(random_profile: Make) -> None:
     profile = random_profile(0, moving=False)
     try:
