@@ -72,10 +72,29 @@ class StepReport(Value):
     """Mean loss over the step's valid tokens; absent when it had none or was not finite."""
     grad_norm: float | None = None
     """Global norm of the gradient before clipping; absent when it was not finite."""
+    skipped: bool = False
+    """Whether the update was left out, because the loss or the gradient was not finite."""
+    learning_rate: Annotated[float, Field(ge=0.0)] | None = None
+    """Learning rate of the step's update."""
     tokens: NonNegativeInt
     """Valid tokens of the step."""
     step_s: Seconds
     """Seconds of the step."""
+    tokens_per_s: Annotated[float, Field(ge=0.0)] | None = None
+    """Throughput in valid tokens."""
+    model_flops_utilization: Share | None = None
+    """Operations that forward and backward need, divided by what all ranks could do at their peaks; absent where a
+    peak is not known."""
+    predicted_step_s: Seconds | None = None
+    """What the plan expected of the step."""
+    peak_memory_bytes: NumBytes | None = None
+    """Most memory any rank has used so far."""
+    slowest_rank: NonNegativeInt | None = None
+    """The rank that computed longest."""
+    slowest_compute_s: Seconds | None = None
+    """Seconds it computed."""
+    validation_loss: float | None = None
+    """Mean loss over the validation data after the step; absent where it was not measured, or not finite."""
 
 
 class Report(Envelope):

@@ -11,10 +11,11 @@ from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.executor.boundaries import Boundaries
 from cephalo_cli.executor.checkpoint_shards import Shard
 from cephalo_cli.executor.data import Microbatch
+from cephalo_cli.executor.evaluate import sum_losses
 from cephalo_cli.executor.interpreter import Hooks, StepInterpreter
 from cephalo_cli.executor.journal import Journal, StepTimes
 from cephalo_cli.executor.numbers import LossScale, StepNumbers
-from cephalo_cli.executor.optimizer import AdamSettings, ShardOptimizer
+from cephalo_cli.executor.optimizer import OptimizerSettings, ShardOptimizer
 from cephalo_cli.executor.options import Callbacks, TrainOptions
 from cephalo_cli.executor.sharded_unit import Dtypes, ShardedUnit, dtypes_of
 from cephalo_cli.layout import shard_ranges
@@ -47,14 +48,16 @@ class EngineSetting:
         return dtypes_of(self.dtype)
 
     @property
-    def adam(self) -> AdamSettings:
+    def optimizer(self) -> OptimizerSettings:
         """Settings of the optimizer."""
         options = self.options
-        return AdamSettings(
+        return OptimizerSettings(
+            name=options.optimizer,
             learning_rate=options.learning_rate,
             weight_decay=options.weight_decay,
             betas=options.betas,
             eps=options.eps,
+            momentum=options.momentum,
             clip=options.clip,
         )
 
@@ -86,8 +89,11 @@ class StepEngine(Protocol):
         """Run one step on this rank's microbatches, which are on its device.
 
         Raises:
-            TrainingError: Loss or gradient is not finite.
+            TrainingError: Loss or gradient is not finite, and the options say to stop.
         """
+
+    def evaluate(self, batch: Sequence[Microbatch]) -> float:
+        """Sum the token losses of this rank's microbatches, without dropout and without learning from them."""
 
     def numerics(self) -> dict[str, str]:
         """Dtypes in force, by purpose."""
@@ -110,6 +116,7 @@ class CephaloEngine:
         plan, context = setting.plan, setting.context
         mine = plan.ranks[context.rank]
         self._dtypes = setting.dtypes
+        self._options, self._hooks, self._offload = setting.options, setting.hooks, mine.offload
         stages = plan_stages(plan)
         records = rank_records(
             stages, num_microbatches=len(mine.microbatch_sizes), recompute=mine.recompute, offload=mine.offload
@@ -133,7 +140,7 @@ class CephaloEngine:
             observer=self.traffic.add,
         )
         self.units = [self._make_unit(setting, index, initialise=initialise) for index in range(len(stages.units))]
-        self.optimizer = ShardOptimizer(self.units, setting.adam, context.device)
+        self.optimizer = ShardOptimizer(self.units, setting.optimizer, context.device)
         self.scale = LossScale(is_dynamic=self._dtypes.compute == torch.float16)
         self.num_updates = 0
         self._journal = Journal(
@@ -152,15 +159,21 @@ class CephaloEngine:
             boundaries=Boundaries(context.device, offload=mine.offload, notice=setting.callbacks.on_notice),
             journal=self._journal,
             scale=self.scale,
+            on_nonfinite=setting.options.on_nonfinite,
             hooks=setting.hooks,
         )
 
     def run_step(self, batch: Sequence[Microbatch], *, num_tokens: int, step: int) -> tuple[StepNumbers, StepTimes]:
         """Run one step, see `StepEngine.run_step`."""
         self._journal.begin()
+        self.optimizer.set_learning_rate(self._options.learning_rate_of(step))
         numbers = self._interpreter.run(batch, num_tokens=num_tokens, step=step)
         self.num_updates += numbers.grad_norm is not None
         return numbers, self._journal.finish()
+
+    def evaluate(self, batch: Sequence[Microbatch]) -> float:
+        """Sum token losses, see `StepEngine.evaluate`."""
+        return sum_losses(self.units, self.collectives, batch, offload=self._offload, throttle=self._hooks.throttle)
 
     def numerics(self) -> dict[str, str]:
         """Dtypes in force, by purpose."""
@@ -178,10 +191,9 @@ class CephaloEngine:
     def shards(self, *, to_write: bool) -> dict[str, Shard]:
         """This rank's part of weights and moments; of replicated state rank 0 writes everything."""
         shards = {}
-        for unit, first, second in zip(
-            self.units, self.optimizer.first_moments, self.optimizer.second_moments, strict=True
-        ):
-            for name, tensor in (("weights", unit.master), ("first_moment", first), ("second_moment", second)):
+        tensors = {"weights": [unit.master for unit in self.units]} | self.optimizer.moments
+        for name, of_units in tensors.items():
+            for unit, tensor in zip(self.units, of_units, strict=True):
                 is_copy = to_write and self._replicated and self.collectives.rank > 0
                 shards[f"{unit.unit.name}.{name}"] = Shard(
                     data=tensor[:0] if is_copy else tensor,

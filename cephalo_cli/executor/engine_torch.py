@@ -1,13 +1,16 @@
 """PyTorch's own engines, FSDP2 and DistributedDataParallel, under the same model, weights, data and token count.
 
 They are here to be compared with. Everything but the way state is kept and moved is the same: units, starting weights,
-microbatches, recompute, one count of tokens for the whole batch, clipping by the whole norm, AdamW with the same
-groups. Both average gradients over ranks, so the loss is multiplied by the number of ranks. What a rank spends waiting
-inside PyTorch cannot be told from compute, so it counts as compute.
+microbatches, recompute, one count of tokens for the whole batch, clipping by the whole norm, optimizer with the same
+groups. Both average gradients over ranks, so the loss is multiplied by the number of ranks. Their waits hide inside
+PyTorch's calls: on CPU devices the process's CPU time tells compute (copying for collectives included) from waiting, on
+accelerators all of it counts as compute.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -23,7 +26,7 @@ from cephalo_cli.executor.data import Microbatch
 from cephalo_cli.executor.engine import EngineSetting, Traffic
 from cephalo_cli.executor.journal import Journal, StepTimes
 from cephalo_cli.executor.numbers import LossScale, StepNumbers, step_numbers
-from cephalo_cli.executor.optimizer import adamw, clip_factor
+from cephalo_cli.executor.optimizer import clip_factor, make_optimizer, set_learning_rate
 from cephalo_cli.models import DropoutKey, build_unit, initialise_
 from cephalo_cli.schedule import Op, Record
 from cephalo_cli.units import Unit, model_units
@@ -41,7 +44,7 @@ class _WholeModel(nn.Module):
         self.units = nn.ModuleList(build_unit(model, unit.kind) for unit in model_units(model))
 
     def forward(
-        self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, key: Callable[[int], DropoutKey]
+        self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, key: Callable[[int], DropoutKey | None]
     ) -> torch.Tensor:
         """Sum the token losses of one microbatch; ``key`` gives the dropout key of a unit."""
         embedding, *blocks, head = self.units
@@ -69,7 +72,7 @@ class TorchEngine:
         self._state_dtype, self._compute_dtype = setting.dtypes.state, setting.dtypes.compute
         self.traffic: Traffic | None = None
         self.scale = LossScale(is_dynamic=False)
-        recompute = plan.ranks[context.rank].recompute
+        recompute = setting.options.recompute if setting.options.even_split else plan.ranks[context.rank].recompute
         units = model_units(plan.model)
         with torch.device("meta"):
             whole = _WholeModel(plan.model, recompute=recompute).to(self._state_dtype)
@@ -84,7 +87,7 @@ class TorchEngine:
         self._parameters = [parameter for parameter in whole.parameters() if parameter.requires_grad]
         matrices = [parameter for parameter in self._parameters if parameter.ndim >= 2]
         vectors = [parameter for parameter in self._parameters if parameter.ndim < 2]
-        self._adamw = adamw(matrices, vectors, setting.adam, context.device)
+        self._optimizer = make_optimizer(matrices, vectors, setting.optimizer, context.device)
         self._journal = Journal(
             rank=context.rank, device=context.device, unit_names=[unit.name for unit in units], num_collectives=0
         )
@@ -92,6 +95,7 @@ class TorchEngine:
     def run_step(self, batch: Sequence[Microbatch], *, num_tokens: int, step: int) -> tuple[StepNumbers, StepTimes]:
         """Run one step, see `cephalo_cli.executor.engine.StepEngine.run_step`."""
         self._journal.begin()
+        cpu_s = time.process_time()
         context, hooks = self._setting.context, self._setting.hooks
         dtype = torch.float32 if context.device.type == "mps" else torch.float64
         loss_sum = torch.zeros((), dtype=dtype, device=context.device)
@@ -108,7 +112,16 @@ class TorchEngine:
                     (loss * factor).backward()
                 self._journal.worked(Record(op=Op.BACKWARD, microbatch=index), start)
         numbers = self._update(loss_sum, num_tokens, step)
-        return numbers, self._journal.finish()
+        return numbers, self._without_waits(self._journal.finish(), time.process_time() - cpu_s)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Sequence[Microbatch]) -> float:
+        """Sum token losses, see `cephalo_cli.executor.engine.StepEngine.evaluate`."""
+        total = 0.0
+        for microbatch in batch:
+            with self._setting.hooks.throttle(), self._low_precision():
+                total += float(self._wrapped(microbatch.tokens, microbatch.targets, lambda _: None))
+        return total
 
     def numerics(self) -> dict[str, str]:
         """Dtypes in force, by purpose."""
@@ -118,6 +131,20 @@ class TorchEngine:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _without_waits(self, times: StepTimes, cpu_s: float) -> StepTimes:
+        """Count as compute no more than the process had of its CPUs."""
+        context = self._setting.context
+        if context.device.type != "cpu" or times.compute_s == 0:
+            return times
+        cpus = context.device_type.emulated_speed or torch.get_num_threads()
+        part = min(1.0, cpu_s / cpus / times.compute_s)
+        return replace(
+            times,
+            forward_s=times.forward_s * part,
+            backward_s=times.backward_s * part,
+            optimizer_s=times.optimizer_s * part,
+        )
 
     def _update(self, loss_sum: torch.Tensor, num_tokens: int, step: int) -> StepNumbers:
         """Clip by the whole norm and update."""
@@ -131,16 +158,23 @@ class TorchEngine:
         is_copy = self._setting.options.engine == "ddp" and self._setting.context.rank > 0
         sums = hooks.sum_over_ranks(torch.stack((loss_sum, squared_norm * (not is_copy)))).tolist()
         numbers = step_numbers(
-            loss_sum=sums[0], squared_norm=sums[1], num_tokens=num_tokens, scale=self.scale, step=step
+            loss_sum=sums[0],
+            squared_norm=sums[1],
+            num_tokens=num_tokens,
+            scale=self.scale,
+            step=step,
+            on_nonfinite=self._setting.options.on_nonfinite,
         )
         start = self._journal.mark()
         with hooks.throttle():
-            factor = clip_factor(cast("float", numbers.grad_norm), self._setting.options.clip)
-            if factor != 1.0:
-                for gradient in gradients:
-                    gradient.mul_(factor)
-            self._adamw.step()
-            self._adamw.zero_grad()
+            if numbers.grad_norm is not None:
+                factor = clip_factor(numbers.grad_norm, self._setting.options.clip)
+                if factor != 1.0:
+                    for gradient in gradients:
+                        gradient.mul_(factor)
+                set_learning_rate(self._optimizer, self._setting.options.learning_rate_of(step))
+                self._optimizer.step()
+            self._optimizer.zero_grad()
         self._journal.worked(record, start)
         return numbers
 

@@ -8,7 +8,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -71,6 +71,7 @@ class StepInterpreter:
         boundaries: What passes between units.
         journal: Times everything.
         scale: Scale of the loss.
+        on_nonfinite: What to do with a step that is not finite.
         hooks: What to call on the way.
     """
 
@@ -86,6 +87,7 @@ class StepInterpreter:
         boundaries: Boundaries,
         journal: Journal,
         scale: LossScale,
+        on_nonfinite: Literal["stop", "skip"],
         hooks: Hooks,
     ) -> None:
         self._records = records
@@ -97,6 +99,7 @@ class StepInterpreter:
         self._boundaries = boundaries
         self._journal = journal
         self._scale = scale
+        self._on_nonfinite: Literal["stop", "skip"] = on_nonfinite
         self._hooks = hooks
         self._replicated = any(record.op is Op.ALL_REDUCE for record in records)
         self._graphs: dict[tuple[int, int], _Graph] = {}
@@ -241,6 +244,7 @@ class StepInterpreter:
             num_tokens=step.num_tokens,
             scale=self._scale,
             step=step.number,
+            on_nonfinite=self._on_nonfinite,
         )
         if step.numbers.grad_norm is None:
             return

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from cephalo_cli.errors import TrainingError
 
@@ -17,9 +18,9 @@ class StepNumbers:
     """Equal on all ranks."""
 
     loss: float | None
-    """Mean over the step's valid tokens; None when it had none."""
+    """Mean over the step's valid tokens; None when it had none, or was not finite."""
     grad_norm: float | None
-    """Norm of the whole gradient before clipping; None when float16 overflowed and the step was left out."""
+    """Norm of the whole gradient before clipping; None when it was not finite and the update was left out."""
 
 
 @dataclass
@@ -44,12 +45,20 @@ class LossScale:
             return
         self.good_steps = 0 if overflowed else self.good_steps + 1
         if overflowed:
-            self.value /= 2
+            self.value = max(self.value / 2, 1.0)
         elif self.good_steps == GROWTH_INTERVAL:
             self.value, self.good_steps = self.value * 2, 0
 
 
-def step_numbers(*, loss_sum: float, squared_norm: float, num_tokens: int, scale: LossScale, step: int) -> StepNumbers:
+def step_numbers(
+    *,
+    loss_sum: float,
+    squared_norm: float,
+    num_tokens: int,
+    scale: LossScale,
+    step: int,
+    on_nonfinite: Literal["stop", "skip"] = "stop",
+) -> StepNumbers:
     """Make sense of a step's sums over all ranks, and adapt the scale.
 
     Args:
@@ -58,16 +67,18 @@ def step_numbers(*, loss_sum: float, squared_norm: float, num_tokens: int, scale
         num_tokens: Tokens that counted.
         scale: Scale of the gradient.
         step: Number of the step, for messages.
+        on_nonfinite: Whether a loss or gradient that is not finite ends the training, or the step is left out.
 
     Raises:
-        TrainingError: The loss or the gradient is not finite; every rank raises it.
+        TrainingError: The loss or the gradient is not finite and ``on_nonfinite`` is stop; every rank raises it.
     """
     hint = "a lower --lr, or --dtype float32, may help; checkpoints saved before this step are good"
-    if not math.isfinite(loss_sum):
+    is_broken = not math.isfinite(loss_sum)
+    overflowed = is_broken or not math.isfinite(squared_norm)
+    if on_nonfinite == "stop" and is_broken:
         raise TrainingError(f"the loss of step {step} is not finite ({loss_sum})", hint=hint)
-    overflowed = not math.isfinite(squared_norm)
-    if overflowed and (not scale.is_dynamic or scale.value < 2):
+    if on_nonfinite == "stop" and overflowed and (not scale.is_dynamic or scale.value < 2):
         raise TrainingError(f"the gradient norm of step {step} is not finite", hint=hint)
     grad_norm = None if overflowed else math.sqrt(squared_norm) / scale.value
     scale.update(overflowed=overflowed)
-    return StepNumbers(loss=loss_sum / num_tokens if num_tokens else None, grad_norm=grad_norm)
+    return StepNumbers(loss=loss_sum / num_tokens if num_tokens and not is_broken else None, grad_norm=grad_norm)

@@ -1,8 +1,9 @@
-"""AdamW on the local shards: two tensors a unit, one that decays and one that does not.
+"""AdamW or SGD on the local shards: two tensors a unit, one that decays and one that does not.
 
 Moments are made at the start, so that memory is what it will be before the first step. Weight decay touches matrices
 only (embeddings included), never gains and biases. The norm for clipping is that of the whole gradient, over all ranks.
-Source: Loshchilov & Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, as in torch.optim.AdamW.
+Sources: AdamW is torch.optim.AdamW (Loshchilov & Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101);
+SGD is torch.optim.SGD, whose weight decay is added to the gradient, after clipping, and whose momentum is not damped.
 """
 
 from collections.abc import Sequence
@@ -10,45 +11,61 @@ from dataclasses import dataclass
 
 import torch
 
+from cephalo_cli.executor.options import OptimizerName
 from cephalo_cli.executor.sharded_unit import ShardedUnit
 
-__all__ = ["AdamSettings", "ShardOptimizer", "adamw", "clip_factor"]
+__all__ = ["OptimizerSettings", "ShardOptimizer", "clip_factor", "make_optimizer", "set_learning_rate"]
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
-"""Devices for which torch's AdamW has one kernel for everything."""
+"""Devices for which torch's optimizers have one kernel for everything."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdamSettings:
-    """Settings of AdamW."""
+class OptimizerSettings:
+    """Settings of the optimizer."""
 
+    name: OptimizerName = "adamw"
+    """Which one."""
     learning_rate: float = 3e-4
-    """Constant learning rate."""
+    """Learning rate until `set_learning_rate` gives another."""
     weight_decay: float = 0.1
-    """Decoupled decay of matrices."""
+    """Decay of matrices."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of the two moments."""
+    """Decay rates of AdamW's two moments."""
     eps: float = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the root of AdamW's second moment."""
+    momentum: float = 0.0
+    """Momentum of SGD."""
     clip: float | None = 1.0
     """Largest norm of the gradient; None never clips."""
 
+    @property
+    def moments(self) -> dict[str, str]:
+        """What is kept for every parameter: its name in checkpoints, and in torch's optimizer."""
+        if self.name == "adamw":
+            return {"first_moment": "exp_avg", "second_moment": "exp_avg_sq"}
+        return {"momentum": "momentum_buffer"} if self.momentum else {}
 
-def adamw(
-    decayed: Sequence[torch.Tensor], plain: Sequence[torch.Tensor], settings: AdamSettings, device: torch.device
-) -> torch.optim.AdamW:
-    """Make AdamW over tensors that decay and tensors that do not; at least one tensor is needed."""
+
+def make_optimizer(
+    decayed: Sequence[torch.Tensor], plain: Sequence[torch.Tensor], settings: OptimizerSettings, device: torch.device
+) -> torch.optim.Optimizer:
+    """Make torch's optimizer over tensors that decay and tensors that do not; at least one tensor is needed."""
     groups = [
         {"params": list(decayed), "weight_decay": settings.weight_decay},
         {"params": list(plain), "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.eps,
-        fused=True if device.type in FUSED_DEVICES else None,
-    )
+    used = [group for group in groups if group["params"]]
+    fused = True if device.type in FUSED_DEVICES else None
+    if settings.name == "sgd":
+        return torch.optim.SGD(used, lr=settings.learning_rate, momentum=settings.momentum, fused=fused)
+    return torch.optim.AdamW(used, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=fused)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Have the next steps use another learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
 
 
 def clip_factor(grad_norm: float, clip: float | None) -> float:
@@ -57,30 +74,27 @@ def clip_factor(grad_norm: float, clip: float | None) -> float:
 
 
 class ShardOptimizer:
-    """AdamW over the shards of one rank, which may be empty."""
+    """The optimizer over the shards of one rank, which may be empty."""
 
-    def __init__(self, units: Sequence[ShardedUnit], settings: AdamSettings, device: torch.device) -> None:
+    def __init__(self, units: Sequence[ShardedUnit], settings: OptimizerSettings, device: torch.device) -> None:
         self._units = units
         self._settings = settings
         self._device = device
-        self.first_moments = [torch.zeros_like(unit.master) for unit in units]
-        self.second_moments = [torch.zeros_like(unit.master) for unit in units]
+        self.moments = {name: [torch.zeros_like(unit.master) for unit in units] for name in settings.moments}
         self._steps: list[torch.Tensor] = []
         groups: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         state: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
-        for unit, first, second in zip(units, self.first_moments, self.second_moments, strict=True):
+        for index, unit in enumerate(units):
             border = min(max(unit.layout.num_decayed - unit.own.start, 0), len(unit.own))
             for group, piece in zip(groups, (slice(0, border), slice(border, len(unit.own))), strict=True):
                 if piece.start < piece.stop:
                     parameter = unit.master[piece]
                     parameter.grad = unit.grad[piece]
-                    steps = torch.zeros((), dtype=torch.float32, device=device)
-                    state[parameter] = {"step": steps, "exp_avg": first[piece], "exp_avg_sq": second[piece]}
-                    self._steps.append(steps)
+                    state[parameter] = self._state(index, piece)
                     group.append(parameter)
-        self._adamw = adamw(*groups, settings, device) if state else None
-        if self._adamw is not None:
-            self._adamw.state.update(state)
+        self._optimizer = make_optimizer(*groups, settings, device) if state else None
+        if self._optimizer is not None:
+            self._optimizer.state.update(state)
 
     @torch.no_grad()
     def squared_norm(self) -> torch.Tensor:
@@ -103,10 +117,23 @@ class ShardOptimizer:
         if factor != 1.0:
             for unit in self._units:
                 unit.grad.mul_(factor)
-        if self._adamw is not None:
-            self._adamw.step()
+        if self._optimizer is not None:
+            self._optimizer.step()
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Have the next steps use another learning rate."""
+        if self._optimizer is not None:
+            set_learning_rate(self._optimizer, learning_rate)
 
     def set_num_steps(self, num_steps: int) -> None:
         """Say how many steps the moments have seen, after loading them."""
         for steps in self._steps:
             steps.fill_(num_steps)
+
+    def _state(self, index: int, piece: slice) -> dict[str, torch.Tensor]:
+        """What torch's optimizer keeps for one piece of a unit's shard: views of the moments."""
+        kept = {key: self.moments[name][index][piece] for name, key in self._settings.moments.items()}
+        if self._settings.name == "adamw":
+            kept["step"] = torch.zeros((), dtype=torch.float32, device=self._device)
+            self._steps.append(kept["step"])
+        return kept

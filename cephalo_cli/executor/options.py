@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,15 +11,27 @@ from cephalo_cli.artifacts.base import DType, NonNegativeInt, PositiveFloat, Pos
 from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.artifacts.report import Report, StepReport
 from cephalo_cli.errors import UsageError
+from cephalo_cli.executor.learning_rate import Schedule, learning_rate_at
 from cephalo_cli.schedule import Record
 from cephalo_cli.timeline import Timeline
 
-__all__ = ["Callbacks", "Engine", "TrainOptions", "TrainingResult", "check_options", "microbatch_split"]
+__all__ = [
+    "Callbacks",
+    "Engine",
+    "OptimizerName",
+    "TrainOptions",
+    "TrainingResult",
+    "check_options",
+    "microbatch_split",
+]
 
 Engine = Literal["cephalo", "fsdp2", "ddp"]
+OptimizerName = Literal["adamw", "sgd"]
 TRAINABLE_FAMILIES = ("gpt", "llama")
 """Families that `cephalo_cli.models` has modules for; told here so that nothing need load torch to refuse."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+TokenDtype = Literal["uint16", "uint32"]
+TOKEN_FILES = frozenset({".bin", ".npy"})
 
 
 class TrainOptions(Value):
@@ -34,16 +47,40 @@ class TrainOptions(Value):
     """Seed of weights, sample order and dropout; when absent the resumed checkpoint's, else 0."""
     dtype: DType | None = None
     """Compute dtype; the plan's when absent."""
+    optimizer: OptimizerName = "adamw"
+    """torch.optim's AdamW or SGD, on the local shards."""
     learning_rate: PositiveFloat = 3e-4
-    """Constant learning rate of AdamW."""
+    """Learning rate; with a warm-up or a schedule its peak."""
+    lr_schedule: Schedule = "constant"
+    """How the learning rate goes on after the warm-up, up to the last step."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps in which the learning rate climbs to its peak."""
+    min_lr: Annotated[float, Field(ge=0.0)] = 0.0
+    """What cosine and linear reach with the last step."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
-    """Decoupled decay of matrices; gains and biases never decay."""
+    """Decay of matrices; gains and biases never decay. Decoupled for AdamW, added to the gradient for SGD."""
+    momentum: Fraction = 0.0
+    """Momentum of SGD."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """Decay rates of AdamW's moments."""
     eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
     clip: PositiveFloat | None = 1.0
     """Largest norm of the whole gradient; null never clips."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What all ranks do in a step whose loss or gradient is not finite: end the training, or leave the update out."""
+    token_dtype: TokenDtype | None = None
+    """Dtype of a ``.bin`` file's tokens, little-endian; uint16 when absent."""
+    data_mask: str | None = None
+    """A ``.npy`` file with one number a token of a token file: 0 where the token counts nothing as a target."""
+    drop_last: bool = False
+    """Whether the last, short batch of an epoch is left out; otherwise it is trained with its true count."""
+    validation_fraction: Fraction = 0.0
+    """Part of the data, at its end, that is kept for validation."""
+    validate_every: PositiveInt | None = None
+    """Steps between validations; only after the last step when absent."""
+    validation_steps: PositiveInt | None = None
+    """Most batches of one validation; all of the validation data when absent."""
     checkpoint_dir: str | None = None
     """Where checkpoints go; one is saved at the end."""
     checkpoint_every: PositiveInt | None = None
@@ -56,8 +93,21 @@ class TrainOptions(Value):
     """A checkpoint, a folder of checkpoints, or ``latest``."""
     even_split: bool = False
     """fsdp2 and ddp: split the global batch evenly over the ranks instead of as planned."""
+    recompute: bool = False
+    """With ``even_split``: recompute blocks; otherwise the plan says which ranks do."""
     microbatch_size: PositiveInt | None = None
     """With ``even_split``: samples of a microbatch; one microbatch a rank when absent."""
+
+    def learning_rate_of(self, step: int) -> float:
+        """Give the learning rate of a step, counted from 1."""
+        return learning_rate_at(
+            step,
+            peak=self.learning_rate,
+            schedule=self.lr_schedule,
+            num_warmup_steps=self.warmup_steps,
+            floor=self.min_lr,
+            num_steps=self.num_steps,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +120,8 @@ class Callbacks:
     """Told the path of each saved checkpoint (rank 0)."""
     on_notice: Callable[[str], None] = lambda _: None
     """Told what a person should know, in one sentence."""
+    on_numerics: Callable[[dict[str, str]], None] = lambda _: None
+    """Told the dtypes in force, by purpose, before the first step (rank 0)."""
     on_record: Callable[[Record], None] = lambda _: None
     """Told each record when it is run (every rank; engine cephalo)."""
 
@@ -108,10 +160,12 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
         UsageError: With the option or the field of the plan.
     """
     _check_plan(plan)
+    _check_numbers(options)
     if options.engine == "cephalo":
         _refuse(options.even_split, "--even-split is for --engine fsdp2 and ddp; cephalo follows the plan")
     else:
         _check_torch_engine(plan, options)
+    _refuse(options.recompute and not options.even_split, "--recompute goes with --even-split; the plan says who does")
     _refuse(
         options.microbatch_size is not None and not options.even_split,
         "--microbatch-size needs --even-split; otherwise the plan's microbatches are used",
@@ -159,6 +213,36 @@ def _check_plan(plan: Plan) -> None:
             )
         if rank.offload and not rank.recompute:
             raise UsageError("offloading needs recompute", where=where, hint="plan with --recompute auto or on")
+
+
+def _check_numbers(options: TrainOptions) -> None:
+    _refuse(options.momentum > 0 and options.optimizer != "sgd", "--momentum is for --optimizer sgd")
+    _refuse(
+        options.min_lr > 0 and options.lr_schedule == "constant",
+        "--min-lr needs --lr-schedule cosine or linear, a constant rate has no floor",
+    )
+    _refuse(
+        options.min_lr > options.learning_rate,
+        f"--min-lr is {options.min_lr:g}, above --lr {options.learning_rate:g}",
+    )
+    _refuse(
+        options.warmup_steps >= options.num_steps,
+        f"--warmup-steps is {options.warmup_steps}, which leaves none of the {options.num_steps} steps",
+    )
+    for option, value in (
+        ("--validate-every", options.validate_every),
+        ("--validation-steps", options.validation_steps),
+    ):
+        _refuse(
+            value is not None and options.validation_fraction == 0,
+            f"{option} needs --validation-fraction: there is no validation data",
+        )
+    is_file = Path(options.data).suffix in TOKEN_FILES
+    _refuse(options.data_mask is not None and not is_file, "--data-mask needs a token file (.bin or .npy)")
+    _refuse(
+        options.token_dtype is not None and Path(options.data).suffix != ".bin",
+        "--token-dtype is for .bin files; other data says its own dtype",
+    )
 
 
 def _check_torch_engine(plan: Plan, options: TrainOptions) -> None:

@@ -71,6 +71,7 @@ def train_rank(context: "ProcessContext", arguments: dict[str, Any]) -> dict[str
             on_step=lambda step: context.emit({"step": step.model_dump(mode="json")}),
             on_checkpoint=lambda path: context.emit({"checkpoint": path}),
             on_notice=lambda sentence: context.emit({"notice": sentence}),
+            on_numerics=lambda numerics: context.emit({"numerics": numerics}),
         ),
     )
     if result is None:
@@ -87,6 +88,8 @@ def _tell(callbacks: Callbacks, event: dict[str, Any]) -> None:
         callbacks.on_step(StepReport.model_validate_json(json.dumps(event["step"])))
     elif "checkpoint" in event:
         callbacks.on_checkpoint(event["checkpoint"])
+    elif "numerics" in event:
+        callbacks.on_numerics(event["numerics"])
     else:
         callbacks.on_notice(event["notice"])
 

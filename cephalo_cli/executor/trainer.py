@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.artifacts.report import StepReport
@@ -22,15 +20,17 @@ from cephalo_cli.executor.agreement import StopSignals, check_device, compare_ra
 from cephalo_cli.executor.checkpoint import find_checkpoint, load_shards
 from cephalo_cli.executor.checkpoint_folder import has_checkpoints, prepare_folder
 from cephalo_cli.executor.checkpoint_manifest import Found, Manifest, check_same_model
-from cephalo_cli.executor.data import Batches, Microbatch, TokenSource, count_tokens, open_source
+from cephalo_cli.executor.data import Batches, count_tokens, on_device
 from cephalo_cli.executor.engine import CephaloEngine, EngineSetting, StepEngine
-from cephalo_cli.executor.engine_torch import TorchEngine
 from cephalo_cli.executor.interpreter import Hooks
 from cephalo_cli.executor.journal import StepTimes
 from cephalo_cli.executor.options import Callbacks, TrainingResult, TrainOptions, check_options, microbatch_split
+from cephalo_cli.executor.pace import StepReporter
 from cephalo_cli.executor.peers import broadcast_value, gather_values, sum_over_ranks
 from cephalo_cli.executor.saver import Saver
+from cephalo_cli.executor.sources import open_source, split_source
 from cephalo_cli.executor.summary import make_result, summarise
+from cephalo_cli.executor.validation import Validation
 from cephalo_cli.runtime.device import MemoryMeter
 from cephalo_cli.runtime.peers import PeerLostError
 from cephalo_cli.runtime.process import ProcessContext
@@ -58,8 +58,6 @@ def train(plan: Plan, options: TrainOptions, context: ProcessContext, callbacks:
     """
     check_options(plan, options)
     with StopSignals() as signals:
-        meter = MemoryMeter(context.device)
-        meter.reset()
         training = _Training(plan, options, context, callbacks, signals)
         try:
             training.run()
@@ -70,7 +68,7 @@ def train(plan: Plan, options: TrainOptions, context: ProcessContext, callbacks:
             raise
         finally:
             training.engine.close()
-        return _report(training, meter.peak_bytes())
+        return _report(training)
 
 
 @dataclass
@@ -96,6 +94,8 @@ class _Training:
     ) -> None:
         self.plan, self.options, self.context, self._callbacks = plan, options, context, callbacks
         self._signals = signals
+        self.meter = MemoryMeter(context.device)
+        self.meter.reset()
         self._group = context.process_group
         self.dtype: DType = options.dtype or plan.dtype
         compare_ranks(job_facts(plan, options), self._group)
@@ -104,15 +104,30 @@ class _Training:
             callbacks.on_notice(notice)
         found = self._find_checkpoint()
         self.seed = _seed(options, found)
-        self._source: TokenSource = open_source(
-            options.data, seq_len=plan.seq_len, vocab_size=plan.model.vocab_size or 0, seed=self.seed
+        self._source, validation = split_source(
+            open_source(
+                options.data,
+                seq_len=plan.seq_len,
+                vocab_size=plan.model.vocab_size or 0,
+                seed=self.seed,
+                dtype=options.token_dtype or "uint16",
+                mask=options.data_mask,
+            ),
+            options.validation_fraction,
         )
         compare_ranks({"the training data": self._source.digest}, self._group)
-        self._batches = Batches(self._source, microbatch_split(plan, options), self.seed)
+        split = microbatch_split(plan, options)
+        self._batches = Batches(self._source, split, self.seed, drop_last=options.drop_last)
+        self._validation = Validation(validation, split, options, context)
+        self._reporter = StepReporter(plan, options, self.dtype, context)
+        if self._batches.num_dropped:
+            self._notice(f"--drop-last leaves out {self._batches.num_dropped} samples of every epoch")
         self.progress = _Progress()
         self.records = _Records()
         self.saver = self._make_saver(found)
         self.engine = self._make_engine(found)
+        if context.rank == 0:
+            callbacks.on_numerics(self.engine.numerics())
 
     def run(self) -> None:
         """Run all steps."""
@@ -142,15 +157,20 @@ class _Training:
         if self.saver is not None:
             self.saver.poll()
         before = self._received()
-        numbers, times = self.engine.run_step(
-            [_on_device(microbatch, self.context.device) for microbatch in batch], num_tokens=num_tokens, step=number
-        )
+        numbers, times = self.engine.run_step(on_device(batch, self.context.device), num_tokens=num_tokens, step=number)
         step_s = time.perf_counter() - start
+        num_samples = len(self._batches.sample_indices(self.progress.position))
         self.progress.step = number
-        self.progress.position += self.plan.global_batch_size
-        report = StepReport(
-            step=number, loss=numbers.loss, grad_norm=numbers.grad_norm, tokens=num_tokens, step_s=step_s
-        )
+        self.progress.position = self._batches.after(self.progress.position)
+        report = self._reporter.report(
+            number,
+            numbers,
+            times,
+            num_samples=num_samples,
+            num_tokens=num_tokens,
+            step_s=step_s,
+            peak_bytes=self.meter.peak_bytes(),
+        ).model_copy(update={"validation_loss": self._validation.loss_after(number, self.engine)})
         self.records.reports.append(report)
         self.records.times.append(times)
         after = self._received()
@@ -200,6 +220,8 @@ class _Training:
             callbacks=self._callbacks,
         )
         if self.options.engine != "cephalo":
+            from cephalo_cli.executor.engine_torch import TorchEngine  # noqa: PLC0415 - FSDP2 takes 48 MiB to load
+
             return TorchEngine(setting)
         engine = CephaloEngine(setting, initialise=found is None)
         if found is not None:
@@ -288,10 +310,10 @@ class _Training:
             self._callbacks.on_notice(sentence)
 
 
-def _report(training: _Training, peak_bytes: int) -> TrainingResult | None:
+def _report(training: _Training) -> TrainingResult | None:
     """Put the ranks' summaries together on rank 0."""
     records, context = training.records, training.context
-    mine = summarise(records.reports, records.times, records.received_bytes, peak_bytes)
+    mine = summarise(records.reports, records.times, records.received_bytes, training.meter.peak_bytes())
     all_ranks = gather_values(mine, context.process_group)
     if context.rank > 0:
         return None
@@ -326,11 +348,3 @@ def _seed(options: TrainOptions, found: Found | None) -> int:
 
 def _state_dtype(dtype: DType) -> DType:
     return "float64" if dtype == "float64" else "float32"
-
-
-def _on_device(microbatch: Microbatch, device: torch.device) -> Microbatch:
-    if device.type == "cpu":
-        return microbatch
-    return Microbatch(
-        samples=microbatch.samples, tokens=microbatch.tokens.to(device), targets=microbatch.targets.to(device)
-    )

@@ -30,16 +30,17 @@ def write_text(folder: Path, num_bytes: int = 600) -> Path:
 
 
 def batches(path: Path, seq_len: int, batch_size: int, num_steps: int, seed: int) -> list[list[int]]:
-    """Which windows each step has: permutations of the epochs, one after the other."""
-    num_samples = (len(path.read_bytes()) - 1) // seq_len
-    order: list[int] = []
+    """Which windows each step has: permutations of the epochs; the last step of an epoch has what is left."""
+    num_samples = -(-(len(path.read_bytes()) - 1) // seq_len)
+    steps: list[list[int]] = []
     epoch = 0
-    while len(order) < batch_size * num_steps:
+    while len(steps) < num_steps:
         digest = hashlib.blake2b(f"{seed}/epoch/{epoch}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        order += torch.randperm(num_samples, generator=generator).tolist()
+        order = torch.randperm(num_samples, generator=generator).tolist()
+        steps += [order[start : start + batch_size] for start in range(0, num_samples, batch_size)]
         epoch += 1
-    return [order[step * batch_size : (step + 1) * batch_size] for step in range(num_steps)]
+    return steps[:num_steps]
 
 
 def train_reference(
@@ -69,16 +70,19 @@ def train_reference(
         betas=(0.9, 0.95),
     )
     tokens = torch.tensor(list(path.read_bytes()))
+    targets = torch.cat((tokens, torch.full((seq_len,), -100)))  # the last window is padded
+    tokens = torch.cat((tokens, torch.zeros(seq_len, dtype=torch.int64)))
     reference = Reference([], [], modules, {})
     for step, windows in enumerate(batches(path, seq_len, batch_size, num_steps, seed), start=1):
-        rows = torch.stack([tokens[window * seq_len : (window + 1) * seq_len + 1] for window in windows])
-        samples = tuple(range(batch_size))
+        rows = torch.stack([tokens[window * seq_len : (window + 1) * seq_len] for window in windows])
+        after = torch.stack([targets[window * seq_len + 1 : (window + 1) * seq_len + 1] for window in windows])
+        samples = tuple(range(len(windows)))
         keys = [DropoutKey(seed=seed, step=step, unit=unit, samples=samples) for unit in range(len(modules))]
-        x = modules[0](rows[:, :-1], keys[0])
+        x = modules[0](rows, keys[0])
         for block, key in zip(modules[1:-1], keys[1:-1], strict=True):
             x = block(x, key)
         tied = (modules[0].matrix,) if model.tie_embeddings else ()
-        loss = modules[-1](x, rows[:, 1:], *tied) / rows[:, 1:].numel()
+        loss = modules[-1](x, after, *tied) / (after != -100).sum()
         optimizer.zero_grad()
         loss.backward()
         norm = torch.stack([parameter.grad.square().sum() for parameter in parameters if parameter.grad is not None])

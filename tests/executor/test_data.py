@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cephalo_cli.errors import ArtifactError, CephaloError, UsageError
-from cephalo_cli.executor.data import Batches, TokenSource, count_tokens, open_source
+from cephalo_cli.executor.data import Batches, TokenSource, count_tokens
+from cephalo_cli.executor.sources import open_source
 
 
 def open_text(folder: Path, num_bytes: int, seq_len: int = 4) -> TokenSource:
@@ -41,16 +42,26 @@ def test_order_depends_on_seed_and_epoch_alone(tmp_path: Path) -> None:
     orders = [one.sample_indices(position) for position in range(0, 90, 6)]
     assert orders == [other.sample_indices(position) for position in range(0, 90, 6)]
     assert orders != [Batches(source, [[6]], 1).sample_indices(position) for position in range(0, 90, 6)]
-    first, second = ([one.sample_indices(epoch * 49 + entry)[0] for entry in range(49)] for epoch in range(2))
-    assert sorted(first) == sorted(second) == list(range(49))
+    first, second = ([one.sample_indices(epoch * 50 + entry)[0] for entry in range(50)] for epoch in range(2))
+    assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
 
 
-def test_batches_run_on_into_the_next_epoch(tmp_path: Path) -> None:
-    batches = Batches(open_text(tmp_path, 7 * 4 + 1), [[5]], 0)
-    order = [index for step in range(7) for index in batches.sample_indices(step * 5)]
-    for epoch in range(5):
-        assert sorted(order[epoch * 7 : epoch * 7 + 7]) == list(range(7))
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_last_batch_of_an_epoch_is_short_or_left_out(tmp_path: Path, *, drop_last: bool) -> None:
+    batches = Batches(open_text(tmp_path, 7 * 4 + 1), [[2], [1, 2]], 0, drop_last=drop_last)
+    assert batches.num_dropped == (2 if drop_last else 0)
+    position = 0
+    for epoch in range(3):
+        order: list[int] = []
+        for size in [5] if drop_last else [5, 2]:
+            assert len(batches.sample_indices(position)) == size
+            assert count_tokens(batches.of_rank(0, position)) == 2 * 4
+            assert count_tokens(batches.of_rank(1, position)) == (size - 2) * 4
+            order += batches.sample_indices(position)
+            position = batches.after(position)
+        assert position == 7 * (epoch + 1)
+        assert len(set(order)) == len(order) == (5 if drop_last else 7)
 
 
 def test_samples_of_microbatches_are_their_places_in_the_global_batch(tmp_path: Path) -> None:
@@ -126,13 +137,13 @@ def test_data_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         r"holds float64 of shape \(2, 2\), expected integers in one dimension", ArtifactError, f"{tmp_path}/wrong.npy"
     )
     np.save(tmp_path / "large.npy", np.array([0, 300, 5]))
-    refuse("holds token ids from 0 to 300, the model has 0 to 255", UsageError, f"{tmp_path}/large.npy")
+    refuse("holds token id 300 at position 1, the model has 0 to 255", UsageError, f"{tmp_path}/large.npy")
     np.save(tmp_path / "negative.npy", np.array([0, -1, 5]))
-    refuse("holds token ids from -1 to 5", UsageError, f"{tmp_path}/negative.npy")
+    refuse("holds token id -1 at position 1", UsageError, f"{tmp_path}/negative.npy")
     np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object))
     refuse("cannot be read as tokens", ArtifactError, f"{tmp_path}/objects.npy")
-    with pytest.raises(UsageError, match="the data has 7 samples, one step takes 8"):
-        Batches(open_source(str(text), seq_len=4, vocab_size=256, seed=0), [[4], [4]], 0)
+    with pytest.raises(UsageError, match="the data has 8 samples, one step takes 9"):
+        Batches(open_source(str(text), seq_len=4, vocab_size=256, seed=0), [[4], [5]], 0)
 
 
 def test_sequence_length_and_content_change_the_digest(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from cephalo_cli.errors import TrainingError
 from cephalo_cli.executor.flat import flat_layout
 from cephalo_cli.executor.numbers import LossScale, StepNumbers, step_numbers
-from cephalo_cli.executor.optimizer import AdamSettings, ShardOptimizer, clip_factor
+from cephalo_cli.executor.optimizer import OptimizerSettings, ShardOptimizer, clip_factor
 from cephalo_cli.executor.sharded_unit import ShardedUnit, dtypes_of
 from cephalo_cli.layout import shard_ranges
 from cephalo_cli.models import build_unit, initialise_
@@ -104,7 +104,7 @@ def test_microbatches_accumulate_in_float32() -> None:
 def test_small_updates_reach_the_master_weights() -> None:
     """A bfloat16 weight of 1 would stay 1: steps of 6e-4 are below its resolution."""
     units = make_units([1.0], 0, dtype="bfloat16")
-    optimizer = ShardOptimizer(units, AdamSettings(learning_rate=6e-4, weight_decay=0.0, clip=None), CPU)
+    optimizer = ShardOptimizer(units, OptimizerSettings(learning_rate=6e-4, weight_decay=0.0, clip=None), CPU)
     for unit in units:
         unit.master.fill_(1.0)
         unit.grad.fill_(0.5)
@@ -121,7 +121,7 @@ def test_decay_touches_matrices_alone_wherever_the_cut(shares: list[float]) -> N
     parts = []
     for rank in range(len(shares)):
         units = make_units(shares, rank)
-        optimizer = ShardOptimizer(units, AdamSettings(learning_rate=0.1, weight_decay=0.5), CPU)
+        optimizer = ShardOptimizer(units, OptimizerSettings(learning_rate=0.1, weight_decay=0.5), CPU)
         for unit in units:
             unit.master.fill_(1.0)
         optimizer.step(0.0, 1.0)
@@ -133,7 +133,7 @@ def test_decay_touches_matrices_alone_wherever_the_cut(shares: list[float]) -> N
 
 
 def test_a_rank_without_state_has_no_optimizer_and_takes_part() -> None:
-    optimizer = ShardOptimizer(make_units([0.0, 1.0], 0), AdamSettings(), CPU)
+    optimizer = ShardOptimizer(make_units([0.0, 1.0], 0), OptimizerSettings(), CPU)
     assert optimizer.squared_norm().item() == 0
     optimizer.step(3.0, 1.0)
     optimizer.set_num_steps(4)
@@ -146,7 +146,7 @@ def test_the_norm_for_clipping_is_that_of_all_shards() -> None:
         for rank, value in enumerate((3.0, 4.0)):
             units = make_units(shares, rank)
             units[0].grad[0] = value
-            optimizers.append((ShardOptimizer(units, AdamSettings(clip=1.0), CPU), units, value))
+            optimizers.append((ShardOptimizer(units, OptimizerSettings(clip=1.0), CPU), units, value))
             squares += optimizers[-1][0].squared_norm().item()
         assert math.sqrt(squares) == 5.0
         for optimizer, units, value in optimizers:
@@ -158,7 +158,7 @@ def test_the_norm_for_clipping_is_that_of_all_shards() -> None:
 def test_the_scale_of_the_loss_is_taken_out_before_clipping() -> None:
     units = make_units([1.0], 0)
     units[0].grad[0] = 8.0 * 1024
-    ShardOptimizer(units, AdamSettings(clip=2.0), CPU).step(8.0, 1024.0)
+    ShardOptimizer(units, OptimizerSettings(clip=2.0), CPU).step(8.0, 1024.0)
     assert units[0].grad[0].item() == 2.0
 
 
