@@ -105,6 +105,7 @@ class StopSignals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # those that came before this were held back
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +114,8 @@ class StopSignals:
 
     def _remember(self, number: int, _: FrameType | None) -> None:
         self.received = number
-        signal.signal(number, signal.SIG_DFL)
+        for either in SIGNALS:
+            signal.signal(either, signal.SIG_DFL)
 
     def agree(self, num_tokens: int, group: dist.ProcessGroup) -> tuple[int, int | None]:
         """Add up the tokens of a step, and find out whether any rank was told to stop.

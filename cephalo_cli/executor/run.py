@@ -55,6 +55,7 @@ def run_training(
         enforce_memory=enforce_memory,
         use_cgroups=use_cgroups,
         timeout_s=timeout_s,
+        holds_signals=True,
     )
     return None if result is None else _result_from_json(result)
 

@@ -9,9 +9,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from cephalo_cli.errors import TrainingError
 from cephalo_cli.quantities import format_bytes
 from cephalo_cli.runtime.heap import anonymous_bytes
+from cephalo_cli.runtime.memory_limit import MemoryLimitError
 
 __all__ = ["Throttle"]
 
@@ -50,7 +50,7 @@ class Throttle:
         """Run a piece of compute at the device's speed.
 
         Raises:
-            TrainingError: The process occupies more than the limit.
+            MemoryLimitError: The process occupies more than the limit.
         """
         wall, cpu = self._wall_clock(), self._cpu_clock()
         yield
@@ -58,7 +58,7 @@ class Throttle:
         if longer > 0:
             self._sleep(longer)
         if self._memory_bytes is not None and self._occupied() > self._memory_bytes:
-            raise TrainingError(
+            raise MemoryLimitError(
                 f"an emulated device of {format_bytes(self._memory_bytes)} is out of memory: "
                 f"its process occupies {format_bytes(self._occupied())}"
             )

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from cephalo_cli.errors import UsageError
 from cephalo_cli.runtime.cgroup import DeviceCgroup, find_home
 from cephalo_cli.runtime.places import backend_of, num_threads
 from cephalo_cli.runtime.supervise import raise_reason, supervise
-from cephalo_cli.runtime.worker import call_entry
+from cephalo_cli.runtime.worker import HELD_SIGNALS, as_user_error, call_entry
 
 __all__ = ["RankEnvironment", "external_launcher", "run_ranks"]
 
@@ -64,6 +65,7 @@ def run_ranks(
     enforce_memory: bool = True,
     use_cgroups: bool = True,
     timeout_s: float = 600.0,
+    holds_signals: bool = False,
 ) -> Any:
     """Run a function on every rank of a cluster and return what it returned on rank 0.
 
@@ -77,6 +79,7 @@ def run_ranks(
         enforce_memory: Whether emulated devices are held to their memory.
         use_cgroups: Whether control groups may hold emulated devices; otherwise they hold themselves back.
         timeout_s: How long one rank may wait for another.
+        holds_signals: Whether SIGINT and SIGTERM wait until the entry unblocks them: it saves before it leaves.
 
     Returns:
         Rank 0's value; None in the other ranks of an outer launcher.
@@ -97,28 +100,67 @@ def run_ranks(
                 "cgroups": [None if cgroup is None else cgroup.to_json() for cgroup in cgroups],
                 "enforce_memory": enforce_memory,
                 "timeout_s": timeout_s,
+                "holds_signals": holds_signals,
                 "parent_pid": os.getpid(),
             }
             with tempfile.TemporaryDirectory(prefix="cephalo-") as folder:
                 Path(folder, "job.json").write_text(json.dumps(job))
                 end = supervise(Path(folder), len(cluster.ranks), on_event)
-            raise_reason(end, cluster, cgroups)
+            raise_reason(end, cluster, cgroups, timeout_s)
             return None if end.reports[0] is None else end.reports[0].result
-        from cephalo_cli.runtime.process import rank_process  # noqa: PLC0415 - loads torch
-
-        with (
-            _joined(cgroups[external.rank]) as cgroup,
-            rank_process(
+        with _joined(cgroups[external.rank]) as cgroup:
+            result = _run_here(
+                entry,
+                arguments,
                 cluster,
                 external.rank,
-                timeout=timedelta(seconds=timeout_s),
-                emit=functools.partial(on_event or _ignore, external.rank),
+                on_event=on_event or _ignore,
                 cgroup=cgroup,
                 enforce_memory=enforce_memory,
-            ) as context,
-        ):
-            result = call_entry(entry, context, arguments)
+                timeout_s=timeout_s,
+                holds_signals=holds_signals,
+            )
         return result if external.rank == 0 else None
+
+
+def _run_here(
+    entry: str,
+    arguments: Any,
+    cluster: Cluster,
+    rank: int,
+    *,
+    on_event: Callable[[int, Any], None],
+    cgroup: DeviceCgroup | None,
+    enforce_memory: bool,
+    timeout_s: float,
+    holds_signals: bool,
+) -> Any:
+    """Be one of an outer launcher's ranks."""
+    if holds_signals:
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+    from cephalo_cli.runtime.process import rank_process  # noqa: PLC0415 - loads torch
+    from cephalo_cli.runtime.roll_call import answer_roll_call  # noqa: PLC0415 - loads torch
+
+    try:
+        with rank_process(
+            cluster,
+            rank,
+            timeout=timedelta(seconds=timeout_s),
+            emit=functools.partial(on_event, rank),
+            cgroup=cgroup,
+            enforce_memory=enforce_memory,
+        ) as context:
+            try:
+                return call_entry(entry, context, arguments)
+            except Exception as error:
+                # The launcher ends the others when one ends: first they say why.
+                for number in HELD_SIGNALS:
+                    signal.signal(number, signal.SIG_IGN)
+                raise answer_roll_call(as_user_error(error), rank, cluster, timeout_s) from error
+    except Exception as error:
+        raise as_user_error(error) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
 
 
 def _ignore(rank: int, event: Any) -> None:
@@ -129,7 +171,8 @@ def _check_startable(cluster: Cluster, external: RankEnvironment | None) -> None
     if external is not None and external.world_size != len(cluster.ranks):
         raise UsageError(
             f"the launcher started {external.world_size} processes, cluster {cluster.name!r} has "
-            f"{len(cluster.ranks)} devices"
+            f"{len(cluster.ranks)} devices",
+            hint="start one process per device; train --elastic plans again for what is there",
         )
     on_accelerators = any(backend_of(cluster, place) != "cpu" for place in cluster.ranks)
     if external is None and len(cluster.nodes) > 1 and on_accelerators:

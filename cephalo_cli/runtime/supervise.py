@@ -24,6 +24,7 @@ from cephalo_cli.artifacts.cluster import Cluster
 from cephalo_cli.errors import CephaloError, InterruptedRunError, TrainingError
 from cephalo_cli.quantities import format_bytes
 from cephalo_cli.runtime.cgroup import DeviceCgroup
+from cephalo_cli.runtime.memory_limit import MemoryLimitError
 from cephalo_cli.runtime.peers import PeerLostError
 from cephalo_cli.runtime.worker import RankReport, read_report
 
@@ -50,8 +51,8 @@ class JobEnd:
     """What each rank reported; None for a rank that ended without a word."""
     exit_codes: dict[int, int] = field(default_factory=dict)
     """Exit codes of ranks that failed; minus the signal's number when a signal ended them."""
-    cut_short: set[int] = field(default_factory=set)
-    """Ranks that were killed because they were stuck after another rank's end."""
+    cut_short: dict[int, str] = field(default_factory=dict)
+    """Ranks that were killed because they were stuck after another rank's end, and how they were found."""
     signal_number: int | None = None
     """The signal that ended the job, if one did."""
 
@@ -96,26 +97,38 @@ def supervise(job: Path, num_ranks: int, on_event: Callable[[int, Any], None] | 
     return end
 
 
-def raise_reason(end: JobEnd, cluster: Cluster, cgroups: Sequence[DeviceCgroup | None]) -> None:
+def raise_reason(end: JobEnd, cluster: Cluster, cgroups: Sequence[DeviceCgroup | None], timeout_s: float) -> None:
     """Raise the error that ended a job; return when every rank did what it should.
 
     Args:
         end: How the job ended.
         cluster: The cluster, to name ranks.
         cgroups: Each rank's control group, still in place.
+        timeout_s: How long one rank could wait for another.
     """
     errors = {rank: report.error for rank, report in enumerate(end.reports) if report and report.error}
     lost = {rank: error for rank, error in errors.items() if isinstance(error, PeerLostError)}
     stopped = {rank: error for rank, error in errors.items() if isinstance(error, InterruptedRunError)}
     for rank in sorted(errors.keys() - lost.keys() - stopped.keys()):
-        raise _with_rank(errors[rank], _name(cluster, rank))
+        raise _with_rank(errors[rank], cluster, rank)
     for rank in range(len(end.reports)):
         if end.reports[rank] is None and rank not in end.cut_short:
             reason = _unreported(end.exit_codes.get(rank), cluster, rank, cgroups[rank])
             if reason is not None:
                 raise reason
+    if lost:
+        _raise_hung(end, cluster, timeout_s)
     for interruption in stopped.values():
         raise interruption
+    _raise_interruption(end, cluster)
+    for rank, error in lost.items():
+        raise _with_rank(error, cluster, rank)
+    if end.exit_codes:
+        raise TrainingError(f"ranks ended with exit codes {end.exit_codes}")
+
+
+def _raise_interruption(end: JobEnd, cluster: Cluster) -> None:
+    """Say which signal ended the job, or a rank that had no time to say so itself."""
     if end.signal_number is not None:
         name = signal.Signals(end.signal_number).name
         raise InterruptedRunError(f"stopped by {name}", signal_number=end.signal_number)
@@ -123,10 +136,16 @@ def raise_reason(end: JobEnd, cluster: Cluster, cgroups: Sequence[DeviceCgroup |
     if terminated:
         names = " or ".join(_name(cluster, rank) for rank in sorted(terminated))
         raise InterruptedRunError(f"{names} was stopped by SIGTERM", signal_number=int(signal.SIGTERM))
-    for rank, error in lost.items():
-        raise _with_rank(error, _name(cluster, rank))
-    if end.exit_codes:
-        raise TrainingError(f"ranks ended with exit codes {end.exit_codes}")
+
+
+def _raise_hung(end: JobEnd, cluster: Cluster, timeout_s: float) -> None:
+    """Name the ranks that others waited for in vain."""
+    hung = [rank for rank in sorted(end.cut_short) if end.reports[rank] is None]
+    if hung:
+        names = " and ".join(f"{_name(cluster, rank)} {end.cut_short[rank]}" for rank in hung)
+        raise TrainingError(
+            f"{names} and did not answer for {timeout_s:g} s", hint="--timeout allows longer; what holds it up?"
+        )
 
 
 def _unreported(
@@ -138,10 +157,12 @@ def _unreported(
     name = _name(cluster, rank)
     if cgroup is not None and cgroup.num_oom_kills() > 0:
         limit = cluster.device_types[cluster.ranks[rank].device].memory_bytes or 0
-        return TrainingError(
+        error = MemoryLimitError(
             f"{name} was killed because it went over its memory limit of {format_bytes(limit)}",
             hint="plan with a smaller --memory-fraction or a larger --reserve",
         )
+        error.rank = rank
+        return error
     if exit_code < 0:
         return TrainingError(f"{name} was killed by {signal.Signals(-exit_code).name}")
     return TrainingError(f"{name} ended with exit code {exit_code}")
@@ -152,10 +173,12 @@ def _name(cluster: Cluster, rank: int) -> str:
     return f"rank {rank} ({place.device} on {place.node})"
 
 
-def _with_rank(error: CephaloError, name: str) -> CephaloError:
+def _with_rank(error: CephaloError, cluster: Cluster, rank: int) -> CephaloError:
     """The error with the rank named, unless it says already where it happened."""
     if error.where is None:
-        error.where = name
+        error.where = _name(cluster, rank)
+    if isinstance(error, MemoryLimitError):
+        error.rank = rank
     return error
 
 
@@ -163,7 +186,7 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
     """A thread that passes events on, and kills ranks that are stuck after another rank's failure."""
 
     def __init__(self, job: Path, num_ranks: int, on_event: Callable[[int, Any], None] | None) -> None:
-        self.cut_short: set[int] = set()
+        self.cut_short: dict[int, str] = {}
         self._job = job
         self._num_ranks = num_ranks
         self._on_event = on_event
@@ -210,7 +233,7 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
         self._polls_since_failure += failed
         if self._polls_since_failure * POLL_S > STUCK_AFTER_S:
             for rank, pid in alive.items():
-                self.cut_short.add(rank)
+                self.cut_short.setdefault(rank, "was stopped (SIGSTOP)" if _is_stopped(pid) else "hung")
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
 
@@ -222,6 +245,14 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
         except (FileNotFoundError, ProcessLookupError):
             return None
         return pid or None
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal made a process stand still; False where the system does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -20,11 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from cephalo_cli.artifacts.cluster import Cluster
-from cephalo_cli.errors import CephaloError, InterruptedRunError, TrainingError
+from cephalo_cli.errors import CephaloError, InterruptedRunError
 from cephalo_cli.runtime.cgroup import DeviceCgroup
+from cephalo_cli.runtime.memory_limit import MemoryLimitError
 from cephalo_cli.runtime.peers import PeerLostError, is_peer_loss
 
-__all__ = ["RankReport", "call_entry", "main", "read_report"]
+__all__ = ["HELD_SIGNALS", "RankReport", "as_user_error", "call_entry", "main", "read_report"]
+
+HELD_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+"""Signals that wait, where the entry wants it, until the entry is ready to hear them."""
 
 PR_SET_PDEATHSIG = 1
 """prctl's request for a signal when the parent ends (Linux, prctl(2))."""
@@ -45,6 +49,8 @@ def main(job: Path) -> None:
     content = json.loads((job / "job.json").read_text())
     rank = int(os.environ["RANK"])
     _end_with_parent(content["parent_pid"])
+    if content["holds_signals"]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
     (job / f"pid-{rank}").write_text(str(os.getpid()))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     if sys.platform == "linux":
@@ -105,12 +111,10 @@ def _reported(work: Callable[[], RankReport], path: Path) -> RankReport:
     """Turn whatever work raises into a report, and write it unless a report is there already."""
     try:
         report = work()
-    except CephaloError as error:
-        report = RankReport(error=error)
     except KeyboardInterrupt:
         report = RankReport(error=InterruptedRunError("interrupted"))
     except Exception as error:  # noqa: BLE001 - whatever it is, it must be reported
-        report = RankReport(error=_as_user_error(error))
+        report = RankReport(error=as_user_error(error))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if not path.exists():
@@ -120,13 +124,18 @@ def _reported(work: Callable[[], RankReport], path: Path) -> RankReport:
     return report
 
 
-def _as_user_error(error: Exception) -> CephaloError:
-    """Name the loss of a peer and the lack of memory; anything else is a fault of ours and shows where it happened."""
+def as_user_error(error: Exception) -> CephaloError:
+    """Give an error for users: as it is, or with the loss of a peer or the lack of memory named.
+
+    Anything else is a fault of ours and shows where it happened.
+    """
+    if isinstance(error, CephaloError):
+        return error
     if is_peer_loss(error):
         return PeerLostError(f"a transfer between ranks failed: {error}")
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"MemoryError", "OutOfMemoryError"} or "DefaultCPUAllocator: " in str(error):
-        return TrainingError(f"out of memory: {error}")
+        return MemoryLimitError(f"out of memory: {error}")
     traceback.print_exc()
     return CephaloError(f"{type(error).__name__}: {error}")
 
