@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cephalo_cli.planner.microbatches import History, Listing, Options, Window, empty_option, join_options
+from cephalo_cli.planner.options import History, Listing, Options, Window, empty_option, join_options
 from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem
 from cephalo_cli.planner.rounds import uniform_sizes
 from cephalo_cli.planner.sizes import SizeCosts, size_costs

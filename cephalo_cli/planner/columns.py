@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cephalo_cli.planner.limits import Found, Search
-from cephalo_cli.planner.microbatches import Options
+from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.shares import ShareLimits
 from cephalo_cli.planner.teams import Relaxed, Team, relax

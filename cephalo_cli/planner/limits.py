@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cephalo_cli.planner.microbatches import Options
+from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import KINDS, Problem
 from cephalo_cli.planner.shares import Holder, ShareLimits, best_limits, fixed_seconds
 from cephalo_cli.planner.stack import Stack

@@ -22,15 +22,8 @@ from cephalo_cli.planner.bounds import Bounds, bound_options, open_samples
 from cephalo_cli.planner.columns import ColumnSearch
 from cephalo_cli.planner.frugal import state_fits
 from cephalo_cli.planner.limits import TOLERANCE, Found, Search, stage_floors
-from cephalo_cli.planner.microbatches import (
-    BELOW,
-    Listing,
-    Options,
-    Window,
-    join_options,
-    list_exactly,
-    without_dominated,
-)
+from cephalo_cli.planner.microbatches import list_exactly
+from cephalo_cli.planner.options import BELOW, Listing, Options, Window, join_options, without_dominated
 from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem
 from cephalo_cli.planner.shares import ROUNDING, ShareLimits, fair_shares
 from cephalo_cli.planner.sizes import rates

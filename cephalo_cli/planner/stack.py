@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from cephalo_cli.planner.microbatches import Options
+from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.split import find_split
 
 __all__ = ["Stack"]

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
-from cephalo_cli.planner.microbatches import Options
+from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Network, Problem
 
 __all__ = ["Relaxed", "Team", "relax"]

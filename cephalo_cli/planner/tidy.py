@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cephalo_cli.planner.limits import Found, price_rows
-from cephalo_cli.planner.microbatches import Options
+from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Problem
 
 __all__ = ["tidy"]

@@ -1,0 +1,253 @@
+"""Options of a device group: what one rank may run, what it costs, and how much state fits beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from cephalo_cli.costmodel.compute import RankChoice
+from cephalo_cli.costmodel.memory import rank_memory
+from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem
+from cephalo_cli.planner.sizes import SizeCosts
+
+__all__ = [
+    "BELOW",
+    "SAME",
+    "History",
+    "Listing",
+    "Options",
+    "Window",
+    "empty_option",
+    "join_options",
+    "undominated",
+    "without_dominated",
+]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+SAME = 1e-12
+"""Relative difference below which two costs are the same: far below the tolerance of the proof."""
+
+
+BLOCK = 128
+"""Rows compared with each other at once."""
+
+BELOW = 1.0 - 1e-15
+"""Keeps a share that fills a memory from being rounded up by a byte."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Which options can be part of a plan that is better than the best one known."""
+
+    floors_s: Floats
+    """Least seconds of a stage by kind, whatever the option."""
+    counts: Floats
+    """How often each kind occurs."""
+    budget_s: float
+    """``sum_k count_k * max(floor_k, t_k)`` may not be larger."""
+    flat_s: Floats
+    """Seconds of a stage by kind below which all options are alike."""
+
+    def admits(self, seconds: Floats) -> npt.NDArray[np.bool_]:
+        """Which rows (last axis: kinds) are within the budget."""
+        within: npt.NDArray[np.bool_] = np.maximum(seconds, self.floors_s) @ self.counts <= self.budget_s
+        return within
+
+
+@dataclass
+class History:
+    """How every multiset came about: the one it extends and the size it adds; entry 0 is the empty multiset."""
+
+    extends: list[int] = field(default_factory=lambda: [0])
+    adds: list[int] = field(default_factory=lambda: [0])
+
+    def add(self, extends: list[int], size: int) -> Ints:
+        """Record multisets that extend others by one microbatch; returns their entries."""
+        first = len(self.extends)
+        self.extends += extends
+        self.adds += [size] * len(extends)
+        return np.arange(first, len(self.extends))
+
+    def sizes(self, entry: int) -> tuple[int, ...]:
+        """Sizes of a multiset, largest first."""
+        found = []
+        while entry:
+            found.append(self.adds[entry])
+            entry = self.extends[entry]
+        return tuple(sorted(found, reverse=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of one device group, one a row."""
+
+    group: DeviceGroup
+    samples: Ints
+    compute_s: Floats
+    """Seconds of one stage by kind, shape (options, kinds)."""
+    copy_s: Floats
+    """Seconds of host copies of one stage by kind."""
+    caps: Floats
+    """Largest state share that fits beside it."""
+    modes: Ints
+    """Index into the group's modes."""
+    entries: Ints
+    """Its multiset in `history`."""
+    history: History
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def times_s(self) -> Floats:
+        """The longer of compute and copies, by kind."""
+        return np.maximum(self.compute_s, self.copy_s)
+
+    def above(self, flat_s: Floats) -> Floats:
+        """Compute and copies by kind where they are above what makes no difference."""
+        return np.column_stack([np.maximum(self.compute_s, flat_s), np.maximum(self.copy_s, flat_s)])
+
+    def select(self, rows: npt.NDArray[np.bool_] | Ints) -> "Options":
+        """Keep some rows."""
+        return Options(
+            group=self.group,
+            samples=self.samples[rows],
+            compute_s=self.compute_s[rows],
+            copy_s=self.copy_s[rows],
+            caps=self.caps[rows],
+            modes=self.modes[rows],
+            entries=self.entries[rows],
+            history=self.history,
+        )
+
+    def choice(self, row: int, share: float) -> RankChoice:
+        """Decision of a rank that takes an option and a share."""
+        mode = self.group.modes[int(self.modes[row])]
+        return RankChoice(
+            device=self.group.name,
+            microbatch_sizes=self.history.sizes(int(self.entries[row])),
+            state_share=share,
+            recompute=mode.recompute,
+            offload=mode.offload,
+        )
+
+
+def join_options(parts: Sequence[Options]) -> Options:
+    """All options of the parts that fit, without those another one is at least as good as; all share one history."""
+    merged = Options(
+        group=parts[0].group,
+        samples=np.concatenate([part.samples for part in parts]),
+        compute_s=np.concatenate([part.compute_s for part in parts]),
+        copy_s=np.concatenate([part.copy_s for part in parts]),
+        caps=np.concatenate([part.caps for part in parts]),
+        modes=np.concatenate([part.modes for part in parts]),
+        entries=np.concatenate([part.entries for part in parts]),
+        history=parts[0].history,
+    )
+    return merged.select(merged.caps >= 0.0)
+
+
+def without_dominated(options: Options, flat_s: Floats) -> Options:
+    """Leave out options that need no less time (above the floors) and no less memory than another of equal samples."""
+    keep = np.zeros(len(options), dtype=bool)
+    times = options.above(flat_s)
+    costs = np.column_stack([times - times.min(axis=0, initial=np.inf), 1.0 - options.caps])
+    costs = costs[:, costs.any(axis=0)]
+    order = np.lexsort((-options.caps, options.samples))
+    starts = np.flatnonzero(np.diff(options.samples[order], prepend=-1))
+    for rows in np.split(order, starts[1:]):
+        keep[rows[undominated(costs[rows])]] = True
+    return options.select(keep)
+
+
+def undominated(costs: Floats) -> npt.NDArray[np.bool_]:
+    """Which rows no other row is as good as in every column; of equal rows one stays. Costs are at least 0."""
+    count = len(costs)
+    keep = np.ones(count, dtype=bool)
+    if count < 2 or costs.shape[1] == 0:
+        keep[1:] = False
+        return keep
+    order = np.lexsort(costs.T[::-1])
+    ordered = costs[order]
+    slack = ordered * (1.0 + SAME)
+    for start in range(0, count, BLOCK):
+        # Rows of this block against all kept rows before it, then among themselves, first come first kept.
+        rows = np.arange(start, min(start + BLOCK, count))
+        before = np.flatnonzero(keep[order[:start]])
+        if len(before):
+            beaten = (ordered[before][:, None] <= slack[rows][None]).all(axis=2).any(axis=0)
+            keep[order[rows[beaten]]] = False
+            rows = rows[~beaten]
+        worse = np.asarray((ordered[rows][:, None] <= slack[rows][None]).all(axis=2))
+        np.fill_diagonal(worse, val=False)
+        worse &= np.arange(len(rows))[:, None] < np.arange(len(rows))[None]
+        keep[order[rows[worse.any(axis=0)]]] = False
+    return keep
+
+
+def empty_option(problem: Problem, group: DeviceGroup, history: History) -> Options:
+    """The option of no samples; its mode does not matter."""
+    mode = group.modes[0]
+    choice = RankChoice(
+        device=group.name, microbatch_sizes=(), state_share=0.0, recompute=mode.recompute, offload=mode.offload
+    )
+    memory = rank_memory(problem.basis, problem.settings, choice, step=problem.step, num_ranks=problem.num_ranks)
+    zeros = np.zeros((1, len(KINDS)))
+    nothing = np.zeros(1, dtype=np.int64)
+    return Options(
+        group=group,
+        samples=nothing,
+        compute_s=zeros,
+        copy_s=zeros,
+        caps=_caps(problem, group, np.array([float(memory.total_bytes)])),
+        modes=nothing,
+        entries=nothing,
+        history=history,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Options of one mode as they are found: vectors of additive costs with their largest size."""
+
+    group: DeviceGroup
+    mode: int
+    costs: SizeCosts
+    history: History
+    samples: list[Ints] = field(default_factory=list)
+    largest: list[int] = field(default_factory=list)
+    vectors: list[Floats] = field(default_factory=list)
+    entries: list[Ints] = field(default_factory=list)
+
+    def add(self, samples: Ints, largest: int, vectors: Floats, entries: Ints) -> None:
+        """Add options with one largest size."""
+        self.samples.append(samples)
+        self.largest.append(largest)
+        self.vectors.append(vectors)
+        self.entries.append(entries)
+
+    def options(self, problem: Problem) -> Options:
+        """All of them, with their copies and the shares that fit."""
+        counts = [len(samples) for samples in self.samples]
+        samples = np.concatenate([np.zeros(0, dtype=np.int64), *self.samples])
+        largest = np.repeat(np.array(self.largest, dtype=np.int64), counts)
+        vectors = np.concatenate([np.zeros((0, self.costs.additive.shape[1])), *self.vectors])
+        beside = self.costs.beside_bytes[largest] + np.ceil(vectors[:, -2]) + self.costs.boundary_bytes * samples
+        return Options(
+            group=self.group,
+            samples=samples,
+            compute_s=vectors[:, : len(KINDS)],
+            copy_s=self.costs.copy_s(samples, vectors[:, -1]),
+            caps=_caps(problem, self.group, beside),
+            modes=np.full(len(samples), self.mode, dtype=np.int64),
+            entries=np.concatenate([np.zeros(0, dtype=np.int64), *self.entries]),
+            history=self.history,
+        )
+
+
+def _caps(problem: Problem, group: DeviceGroup, beside_bytes: Floats) -> Floats:
+    fits = (group.limit_bytes - beside_bytes) / problem.state_bytes * BELOW
+    return np.minimum(min(1.0, group.startup_share), fits)
