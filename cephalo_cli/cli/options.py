@@ -4,7 +4,19 @@ from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["Dtype", "Engine", "Force", "Json", "OutputPath", "Quiet", "SwitchChoice"]
+__all__ = [
+    "Dtype",
+    "Engine",
+    "Force",
+    "Json",
+    "LrSchedule",
+    "OnNonfinite",
+    "Optimizer",
+    "OutputPath",
+    "Quiet",
+    "SwitchChoice",
+    "TokenDtype",
+]
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on standard output, and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
@@ -14,4 +26,8 @@ OutputPath = Annotated[
 ]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Engine = Literal["cephalo", "fsdp2", "ddp"]
+Optimizer = Literal["adamw", "sgd"]
+LrSchedule = Literal["constant", "cosine", "linear"]
+OnNonfinite = Literal["stop", "skip"]
+TokenDtype = Literal["uint16", "uint32"]
 SwitchChoice = Literal["auto", "on", "off"]

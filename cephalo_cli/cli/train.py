@@ -4,16 +4,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cephalo_cli.cli.options import Engine, Force, Json, OutputPath, Quiet
+from cephalo_cli.cli.options import (
+    Engine,
+    Force,
+    Json,
+    LrSchedule,
+    OnNonfinite,
+    Optimizer,
+    OutputPath,
+    Quiet,
+    TokenDtype,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import IO, Literal
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import ExitStack
+    from typing import IO
 
     from rich.console import RenderableType
 
     from cephalo_cli.artifacts import Plan
     from cephalo_cli.artifacts.report import StepReport
+    from cephalo_cli.cli.output import Output
+    from cephalo_cli.executor import TrainOptions
 
 __all__ = ["NAME", "SUMMARY", "command"]
 
@@ -24,26 +37,55 @@ SUMMARY = "Train with a plan."
 def command(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file; - reads standard input.")],
     data: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="SOURCE", help="A text file or folder, python-stdlib (the running Python's text), random."
+            metavar="SOURCE",
+            help="A text file or folder, a .bin or .npy token file, python-stdlib (the running Python's text), random.",
         ),
-    ],
-    steps: Annotated[int, typer.Option(min=1, help="Number of the last step; a resumed run does what is left.")],
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of the last step; a resumed run does what is left.")
+    ] = None,
     engine: Annotated[
         Engine, typer.Option(help="cephalo follows the plan; fsdp2 and ddp train the same through PyTorch's own.")
     ] = "cephalo",
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of weights, sample order and dropout; 0, or the checkpoint's.")
     ] = None,
-    lr: Annotated[float, typer.Option("--lr", help="Learning rate of AdamW.")] = 3e-4,
+    optimizer: Annotated[Optimizer, typer.Option(help="torch.optim's AdamW or SGD.")] = "adamw",
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate, or its peak.")] = 3e-4,
+    lr_schedule: Annotated[
+        LrSchedule, typer.Option(help="How the learning rate goes on after the warm-up.")
+    ] = "constant",
+    warmup_steps: Annotated[int, typer.Option(min=0, help="Steps in which the learning rate climbs.")] = 0,
+    min_lr: Annotated[float, typer.Option(help="What cosine and linear reach with the last step.")] = 0.0,
+    momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = 0.0,
     weight_decay: Annotated[float, typer.Option(help="Decay of matrices; norms and biases never decay.")] = 0.1,
     clip: Annotated[float, typer.Option(help="Largest norm of the whole gradient; 0 never clips.")] = 1.0,
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="Compute dtype: float32, bfloat16, float16 or float64.")
     ] = None,
+    on_nonfinite: Annotated[
+        OnNonfinite, typer.Option(help="When loss or gradient is not finite on any rank: stop, or skip the update.")
+    ] = "stop",
+    token_dtype: Annotated[TokenDtype | None, typer.Option(help="Dtype of a .bin file; uint16 if absent.")] = None,
+    data_mask: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.npy", help="One number a token of a token file: 0 counts nothing as a target."),
+    ] = None,
+    drop_last: Annotated[
+        bool, typer.Option("--drop-last", help="Leave out an epoch's short last batch instead of training it.")
+    ] = False,
+    validation_fraction: Annotated[
+        float, typer.Option(help="Part of the data, at its end, that is kept for validation.")
+    ] = 0.0,
+    validate_every: Annotated[int | None, typer.Option(min=1, help="Steps between validations.")] = None,
+    validation_steps: Annotated[int | None, typer.Option(min=1, help="Most batches of one validation.")] = None,
     even_split: Annotated[
         bool, typer.Option("--even-split", help="fsdp2 and ddp: split the batch evenly instead of as planned.")
+    ] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="With --even-split: recompute activations in the backward pass.")
     ] = False,
     microbatch_size: Annotated[
         int | None, typer.Option(min=1, help="With --even-split: samples of a microbatch; one microbatch if absent.")
@@ -68,6 +110,12 @@ def command(
         str | None, typer.Option(metavar="TRACE.json", help="Write the last step as a trace that Perfetto opens.")
     ] = None,
     metrics: Annotated[str | None, typer.Option(metavar="FILE.jsonl", help="Write one JSON line a step.")] = None,
+    tensorboard: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write TensorBoard scalars; needs the package tensorboard.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show each rank's layout, bytes and schedule; start nothing.")
+    ] = False,
     memory_limit: Annotated[
         bool, typer.Option("--memory-limit/--no-memory-limit", help="Hold emulated devices to their memory.")
     ] = True,
@@ -90,47 +138,71 @@ def command(
     from cephalo_cli.artifacts import Plan, store
     from cephalo_cli.cli.output import Output
     from cephalo_cli.cli.settings import train_options
-    from cephalo_cli.errors import TrainingError, UsageError
+    from cephalo_cli.cli.train_lines import numerics_line
+    from cephalo_cli.errors import TrainingError
     from cephalo_cli.executor import Callbacks, run_training
     from cephalo_cli.runtime.launch import external_launcher
 
     external = external_launcher(os.environ)
     speaks = external is None or external.rank == 0
     out = Output(json=json, quiet=quiet or not speaks, path=output)
-    if timeout <= 0:
-        raise UsageError(f"--timeout is {timeout:g}, expected seconds above 0")
+    _check_arguments(
+        {"--data": data, "--steps": steps},
+        {"-o": output, "--trace": trace, "--metrics": metrics, "--tensorboard": tensorboard},
+        timeout=timeout,
+        dry_run=dry_run,
+    )
+    num_steps = steps or 1
     if speaks:
         for path in (output, trace, metrics):
             if path is not None:
                 store.check_writable(path, force=force)
     wanted, source = store.read_input(plan, Plan)
     options = train_options(
-        data=data,
-        num_steps=steps,
+        data=data or "random",
+        num_steps=num_steps,
         engine=engine,
         seed=seed,
         dtype=dtype,
+        optimizer=optimizer,
         learning_rate=lr,
+        lr_schedule=lr_schedule,
+        warmup_steps=warmup_steps,
+        min_lr=min_lr,
+        momentum=momentum,
         weight_decay=weight_decay,
         clip=clip or None,
+        on_nonfinite=on_nonfinite,
+        token_dtype=token_dtype,
+        data_mask=data_mask,
+        drop_last=drop_last,
+        validation_fraction=validation_fraction,
+        validate_every=validate_every,
+        validation_steps=validation_steps,
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
         keep=keep,
         async_checkpoint=async_checkpoint,
         resume=resume,
         even_split=even_split,
+        recompute=recompute,
         microbatch_size=microbatch_size,
     )
+    if dry_run:
+        _show_dry_run(wanted, options, out)
+        return
     with ExitStack() as stack:
-        lines = stack.enter_context(_open_new(metrics)) if metrics is not None and speaks else None
         advance = stack.enter_context(out.progress("training"))
+        tellers = [_tell_step(wanted, num_steps, out.note, advance)]
+        tellers += _writers(metrics if speaks else None, tensorboard if speaks else None, stack)
         result = run_training(
             wanted,
             options,
             Callbacks(
-                on_step=_each_step(wanted, steps, engine, out.note, advance, lines),
+                on_step=lambda step: _tell_all(tellers, step),
                 on_checkpoint=lambda path: out.note(f"saved {path}"),
                 on_notice=out.note,
+                on_numerics=lambda numerics: out.note(numerics_line(numerics)),
             ),
             external=external,
             enforce_memory=memory_limit,
@@ -163,30 +235,71 @@ def _open_new(path: str) -> "IO[str]":
     return Path(path).open("w", encoding="utf-8")
 
 
-def _each_step(
-    plan: "Plan",
-    num_steps: int,
-    engine: 'Literal["cephalo", "fsdp2", "ddp"]',
-    note: "Callable[[str], None]",
-    advance: "Callable[[float, str], None]",
-    lines: "IO[str] | None",
-) -> "Callable[[StepReport], None]":
-    """Say one line a step, move the progress bar, and write one JSON line a step."""
+def _check_arguments(
+    needed: "Mapping[str, str | int | None]", written: "Mapping[str, str | None]", *, timeout: float, dry_run: bool
+) -> None:
+    """Refuse what is missing, and what would have no effect."""
+    from cephalo_cli.errors import UsageError
+
+    if timeout <= 0:
+        raise UsageError(f"--timeout is {timeout:g}, expected seconds above 0")
+    for option, path in written.items():
+        if dry_run and path is not None:
+            raise UsageError(f"--dry-run trains nothing, so there is nothing for {option} to write")
+    for option, value in needed.items():
+        if not dry_run and value is None:
+            raise UsageError(f"Missing option '{option}'", hint="cephalo train --help lists the options")
+
+
+def _writers(metrics: str | None, tensorboard: str | None, stack: "ExitStack") -> "list[Callable[[StepReport], None]]":
+    """Open what steps are written to."""
+    from pathlib import Path
+
+    from cephalo_cli.cli.train_lines import write_lines
+
+    writers = []
+    if metrics is not None:
+        writers.append(write_lines(stack.enter_context(_open_new(metrics))))
+    if tensorboard is not None:
+        from cephalo_cli.executor.board import Board
+
+        writers.append(stack.enter_context(Board(Path(tensorboard))).add)
+    return writers
+
+
+def _show_dry_run(plan: "Plan", options: "TrainOptions", out: "Output") -> None:
+    """Check what can be checked without ranks, and show what they would do."""
     import json
 
-    from cephalo_cli.quantities import format_rate, format_seconds
+    from cephalo_cli.errors import UsageError
+    from cephalo_cli.executor.options import check_options
+    from cephalo_cli.reporting.dry_run import describe_dry_run, plain_dry_run
+    from cephalo_cli.reporting.sheet import rendered
 
-    expected = f", {format_seconds(plan.expected.step_s)} planned" if engine == "cephalo" else ""
+    if options.engine != "cephalo":
+        raise UsageError(f"--dry-run shows what --engine cephalo does, {options.engine} decides for itself")
+    check_options(plan, options)
+    dtype = options.dtype or plan.dtype
+    optimizer = "sgd with momentum" if options.momentum else options.optimizer
+    out.data(
+        lambda: json.dumps(plain_dry_run(plan, dtype, optimizer), indent=1) + "\n",
+        lambda: rendered(describe_dry_run(plan, dtype, optimizer)),
+    )
+
+
+def _tell_all(tellers: "Sequence[Callable[[StepReport], None]]", step: "StepReport") -> None:
+    for tell in tellers:
+        tell(step)
+
+
+def _tell_step(
+    plan: "Plan", num_steps: int, note: "Callable[[str], None]", advance: "Callable[[float, str], None]"
+) -> "Callable[[StepReport], None]":
+    """Say one line a step, and move the progress bar."""
+    from cephalo_cli.cli.train_lines import step_line
 
     def tell(step: "StepReport") -> None:
-        loss = "none" if step.loss is None else f"{step.loss:.4f}"
-        norm = "none" if step.grad_norm is None else f"{step.grad_norm:.3f}"
-        rate = format_rate(step.tokens / step.step_s, "tokens") if step.step_s else "-"
-        took = format_seconds(step.step_s)
         advance(step.step / num_steps, f"step {step.step}/{num_steps}")
-        note(f"step {step.step}/{num_steps}  loss {loss}  gradient {norm}  {rate}  {took}{expected}")
-        if lines is not None:
-            lines.write(json.dumps(step.model_dump(mode="json")) + "\n")
-            lines.flush()
+        note(step_line(step, plan, num_steps))
 
     return tell

@@ -38,7 +38,7 @@ class TrainOptions(Value):
     """What a training is asked for."""
 
     data: str
-    """Where tokens come from, see `cephalo_cli.executor.data.open_source`."""
+    """Where tokens come from, see `cephalo_cli.executor.sources.open_source`."""
     num_steps: PositiveInt
     """Number of the last step, counted from the start of the training: a resumed run does the rest."""
     engine: Engine = "cephalo"
