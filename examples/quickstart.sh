@@ -21,8 +21,8 @@ run cephalo simulate "$results/plan.json" -o "$results/simulated.json" \
 run cephalo train "$results/plan.json" --data python-stdlib --steps 8 -o "$results/measured.json" \
     --trace "$results/measured.trace.json"
 
-# What the same cluster does with today's even split. Its memory does not suffice for that (the plan's table says so),
-# so the limits are lifted to get a time at all; speeds stay as they are.
+# What the same cluster does with the even split of today's frameworks. It does not fit (the plan's table says so), so the
+# memory limits are lifted to get a time at all, and it need not recompute; speeds stay as they are.
 run cephalo train "$results/plan.json" --engine fsdp2 --even-split --no-memory-limit --data python-stdlib --steps 4 \
     -o "$results/even.json" --quiet
 

@@ -15,8 +15,8 @@ if [ ! -x .venv/bin/python ] || [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; th
     echo "Setting up .venv (once; downloads PyTorch where it is not at hand) ..."
     [ -x .venv/bin/python ] || "$python" -m venv .venv
     # A torch that is there already stays; otherwise the release this project is tested with.
-    .venv/bin/python -c 'import torch' 2>/dev/null || .venv/bin/python -m pip install --quiet "torch==2.13.0"
-    .venv/bin/python -m pip install --quiet --editable ".${extra:+[$extra]}"
+    .venv/bin/python -c 'import torch' 2>/dev/null || .venv/bin/python -m pip install --quiet --quiet "torch==2.13.0"
+    .venv/bin/python -m pip install --quiet --quiet --editable ".${extra:+[$extra]}"
     echo "$want" > "$stamp"
 fi
 PATH="$PWD/.venv/bin:$PATH"

@@ -9,6 +9,9 @@ from cephalo_cli.reporting.sheet import Column, Kind, Part, Sheet, Value, merged
 __all__ = ["RankSide", "Side", "side", "step_sheets"]
 
 
+DIFFERENT_JOBS = "These are different jobs: cluster, model, sequence length or batch differ."
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankSide:
     """One rank as a plan expects it or a report saw it."""
@@ -117,6 +120,18 @@ def step_sheets(sides: Sequence[Side]) -> list[Part]:
     return parts
 
 
+def _races(sides: Sequence[Side]) -> tuple[str, ...]:
+    """A sentence for every measured run of another engine beside a measured run of this one."""
+    mine = next((each for each in sides if each.what == "measured"), None)
+    if mine is None or not mine.step_s:
+        return ()
+    return tuple(
+        f"{mine.name} is {each.step_s / mine.step_s:.2f} times as fast as {each.name}."
+        for each in sides
+        if each.what.startswith("measured, ")
+    )
+
+
 def _overview(sides: Sequence[Side]) -> Sheet:
     first = sides[0]
     rows: list[Mapping[str, Value]] = []
@@ -151,7 +166,7 @@ def _overview(sides: Sequence[Side]) -> Sheet:
                 }
             )
     jobs = {each.job for each in sides}
-    notes = () if len(jobs) == 1 else ("These are different jobs: cluster, model, sequence length or batch differ.",)
+    notes = _races(sides) if len(jobs) == 1 else (DIFFERENT_JOBS,)
     return Sheet(
         name="steps",
         title="One step",

@@ -170,6 +170,7 @@ def test_many_reports_at_once() -> None:
     text = printed(compare(sides, names).tables())
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "measured, fsdp2" in text
+    assert "measured is 1.00 times as fast as fsdp2." in text
 
 
 def test_different_jobs_are_compared_with_a_warning() -> None:
