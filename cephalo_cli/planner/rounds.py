@@ -1,15 +1,19 @@
 """Strategies that run one microbatch of every rank a round: fsdp, poplar (microbatch-major) and whale (replicated)."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from cephalo_cli import catalog
+from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.cluster import DeviceType
 from cephalo_cli.artifacts.plan import ScheduleName, Strategy
 from cephalo_cli.costmodel import RankChoice
 from cephalo_cli.costmodel.memory import buffers_bytes
-from cephalo_cli.errors import UsageError
+from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.planner.decided import Decided
 from cephalo_cli.planner.problem import KINDS, DeviceGroup, Mode, Problem
 from cephalo_cli.planner.sizes import size_costs
@@ -59,14 +63,19 @@ def make_poplar(problem: Problem) -> Decided:
 def make_whale(problem: Problem) -> Decided:
     """Replicated state; batch in proportion to peak FLOPS; the fewest rounds of accumulation that fit.
 
+    Peaks come from the cluster, else from the catalog by the device type's name; emulated devices have their speeds.
+
     Raises:
         UsageError: A device's peak rate in the dtype is not known.
     """
     basis = problem.basis
     way = _Way(problem, "whale", "replicated", 1.0)
     peaks = [0.0] * problem.num_ranks
+    types = {group.name: basis.cluster.device_types[group.name] for group in problem.groups}
+    emulated = all(device.emulated_speed is not None for device in types.values())
     for group in problem.groups:
-        peak = (basis.cluster.device_types[group.name].peak_flops or {}).get(basis.dtype)
+        device = types[group.name]
+        peak = device.emulated_speed if emulated else _peak_flops(group.name, device, basis.dtype)
         if peak is None:
             raise UsageError(f"no peak rate known for {group.name} in {basis.dtype}")
         for rank in group.ranks:
@@ -79,6 +88,14 @@ def make_whale(problem: Problem) -> Decided:
                 yield [_in_rounds(problem, samples, rounds) for samples in batches]
 
     return _best(way, {mode: plans(mode) for mode in _common_modes(problem)})
+
+
+def _peak_flops(name: str, device: DeviceType, dtype: DType) -> float | None:
+    known = device.peak_flops or {}
+    if dtype not in known and device.catalog is None:
+        with contextlib.suppress(ArtifactError):
+            known = catalog.device(name).peak_flops or {}
+    return known.get(dtype)
 
 
 def uniform_sizes(samples: int, size: int) -> tuple[int, ...]:
