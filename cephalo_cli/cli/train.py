@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from cephalo_cli.artifacts import Plan
     from cephalo_cli.artifacts.report import StepReport
     from cephalo_cli.cli.output import Output
-    from cephalo_cli.executor import TrainOptions
+    from cephalo_cli.executor import TrainingResult, TrainOptions
+    from cephalo_cli.runtime.launch import RankEnvironment
 
 __all__ = ["NAME", "SUMMARY", "command"]
 
@@ -119,6 +120,13 @@ def command(
     memory_limit: Annotated[
         bool, typer.Option("--memory-limit/--no-memory-limit", help="Hold emulated devices to their memory.")
     ] = True,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic",
+            help="Under torchrun: plan again if the devices have changed, and go on from the last checkpoint.",
+        ),
+    ] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long a rank may wait for another.")] = 600.0,
     output: OutputPath = None,
     json: Json = False,
@@ -139,7 +147,6 @@ def command(
     from cephalo_cli.cli.output import Output
     from cephalo_cli.cli.settings import train_options
     from cephalo_cli.cli.train_lines import numerics_line
-    from cephalo_cli.errors import TrainingError
     from cephalo_cli.executor import Callbacks, run_training
     from cephalo_cli.runtime.launch import external_launcher
 
@@ -158,6 +165,8 @@ def command(
             if path is not None:
                 store.check_writable(path, force=force)
     wanted, source = store.read_input(plan, Plan)
+    if elastic:
+        wanted, external = _for_present(wanted, external, checkpoint_dir, timeout, out.note)
     options = train_options(
         data=data or "random",
         num_steps=num_steps,
@@ -183,7 +192,7 @@ def command(
         checkpoint_every=checkpoint_every,
         keep=keep,
         async_checkpoint=async_checkpoint,
-        resume=resume,
+        resume=resume or ("latest" if elastic else None),
         even_split=even_split,
         recompute=recompute,
         microbatch_size=microbatch_size,
@@ -224,6 +233,34 @@ def command(
     out.artifact(report, tables, force=force)
     if output not in (None, "-"):
         out.hint(f"cephalo show {plan} {output}")
+    _refuse_unsaved(result)
+
+
+def _for_present(
+    plan: "Plan",
+    external: "RankEnvironment | None",
+    checkpoint_dir: str | None,
+    timeout_s: float,
+    note: "Callable[[str], None]",
+) -> "tuple[Plan, RankEnvironment]":
+    """The plan for the devices that are there, see `cephalo_cli.cli.elastic`."""
+    from cephalo_cli.cli.elastic import plan_for_present
+    from cephalo_cli.errors import UsageError
+
+    if external is None:
+        raise UsageError("--elastic is for ranks that torchrun started", hint="torchrun ... -m cephalo_cli train ...")
+    if checkpoint_dir is None:
+        raise UsageError("--elastic needs --checkpoint-dir, to go on from the last checkpoint")
+    again, met, changed = plan_for_present(plan, external, timeout_s)
+    if changed is not None:
+        note(changed)
+    return again, met
+
+
+def _refuse_unsaved(result: "TrainingResult") -> None:
+    """Have a training without its last checkpoint end with an error, after its report was written."""
+    from cephalo_cli.errors import TrainingError
+
     if result.unsaved is not None:
         raise TrainingError(f"all steps are done, but {result.unsaved}")
 

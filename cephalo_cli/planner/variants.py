@@ -7,7 +7,7 @@ from cephalo_cli.artifacts.cluster import Node
 from cephalo_cli.artifacts.profile import Basis, CollectiveFit, NetworkProfile
 from cephalo_cli.costmodel import network_from_links
 
-__all__ = ["with_card", "with_devices", "with_faster_network", "with_memory"]
+__all__ = ["with_card", "with_devices", "with_faster_network", "with_memory", "with_nodes"]
 
 
 def with_memory(basis: Basis, device: str, more_bytes: int) -> Basis:
@@ -37,7 +37,7 @@ def with_card(basis: Basis, device: str) -> Basis:
     names = {node.name for node in cluster.nodes}
     name = next(name for index in range(len(names) + 1) if (name := f"added-{index}") not in names)
     nodes = (*cluster.nodes, Node(name=name, devices=(device,)))
-    return _with_nodes(basis, nodes)
+    return with_nodes(basis, nodes)
 
 
 def with_devices(basis: Basis, counts: Mapping[str, int]) -> Basis:
@@ -52,10 +52,10 @@ def with_devices(basis: Basis, counts: Mapping[str, int]) -> Basis:
                 kept.append(device)
         if kept:
             nodes.append(node.model_copy(update={"devices": tuple(kept)}))
-    return _with_nodes(basis, tuple(nodes))
+    return with_nodes(basis, tuple(nodes))
 
 
-def _with_nodes(basis: Basis, nodes: tuple[Node, ...]) -> Basis:
+def with_nodes(basis: Basis, nodes: tuple[Node, ...]) -> Basis:
     """Another set of nodes; a network that was estimated from links is estimated again, a measured one is kept."""
     cluster = basis.cluster.model_copy(update={"nodes": nodes})
     network = basis.network

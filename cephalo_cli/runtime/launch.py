@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cephalo_cli.artifacts.cluster import Cluster
 from cephalo_cli.errors import UsageError
@@ -18,6 +18,9 @@ from cephalo_cli.runtime.cgroup import DeviceCgroup, find_home
 from cephalo_cli.runtime.places import backend_of, num_threads
 from cephalo_cli.runtime.supervise import raise_reason, supervise
 from cephalo_cli.runtime.worker import HELD_SIGNALS, as_user_error, call_entry
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["RankEnvironment", "external_launcher", "run_ranks"]
 
@@ -30,6 +33,8 @@ class RankEnvironment:
     """Number of this process's rank."""
     world_size: int
     """How many ranks it started."""
+    store: "Store | None" = None
+    """Where the ranks have met already."""
 
 
 def external_launcher(environ: Mapping[str, str]) -> RankEnvironment | None:
@@ -113,7 +118,7 @@ def run_ranks(
                 entry,
                 arguments,
                 cluster,
-                external.rank,
+                external,
                 on_event=on_event or _ignore,
                 cgroup=cgroup,
                 enforce_memory=enforce_memory,
@@ -127,7 +132,7 @@ def _run_here(
     entry: str,
     arguments: Any,
     cluster: Cluster,
-    rank: int,
+    external: RankEnvironment,
     *,
     on_event: Callable[[int, Any], None],
     cgroup: DeviceCgroup | None,
@@ -138,9 +143,12 @@ def _run_here(
     """Be one of an outer launcher's ranks."""
     if holds_signals:
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+    from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415 - loads torch
+
     from cephalo_cli.runtime.process import rank_process  # noqa: PLC0415 - loads torch
     from cephalo_cli.runtime.roll_call import answer_roll_call  # noqa: PLC0415 - loads torch
 
+    rank = external.rank
     try:
         with rank_process(
             cluster,
@@ -149,6 +157,7 @@ def _run_here(
             emit=functools.partial(on_event, rank),
             cgroup=cgroup,
             enforce_memory=enforce_memory,
+            store=None if external.store is None else PrefixStore("cephalo/run", external.store),
         ) as context:
             try:
                 return call_entry(entry, context, arguments)
