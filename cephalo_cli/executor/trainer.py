@@ -118,7 +118,9 @@ class _Training:
         compare_ranks({"the training data": self._source.digest}, self._group)
         split = microbatch_split(plan, options)
         self._batches = Batches(self._source, split, self.seed, drop_last=options.drop_last)
-        self._validation = Validation(validation, split, options, context)
+        self._validation = Validation(
+            validation, split, options, context, lambda: signals.agree(0, self._group)[1] is not None
+        )
         self._reporter = StepReporter(plan, options, self.dtype, context)
         if self._batches.num_dropped:
             self._notice(f"--drop-last leaves out {self._batches.num_dropped} samples of every epoch")
