@@ -1,6 +1,7 @@
 """The training that every plan must equal: one process, one batch, plain PyTorch, nothing of the executor."""
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,23 +55,27 @@ def train_reference(
     learning_rate: float = 3e-3,
     clip: float | None = 1.0,
     dtype: torch.dtype = torch.float64,
+    rate: Callable[[int], float] | None = None,
+    momentum: float | None = None,
+    counted: Sequence[bool] | None = None,
 ) -> Reference:
+    """Train; ``rate`` is the learning rate by step, ``momentum`` makes it SGD, ``counted`` says which tokens count."""
     modules: list[Any] = []
     for unit in model_units(model):
         module = build_unit(model, unit.kind).to(dtype)
         initialise_(module, model, unit.index, seed)
         modules.append(module)
     parameters = [parameter for module in modules for parameter in module.parameters()]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": 0.1},
-            {"params": [parameter for parameter in parameters if parameter.ndim == 1], "weight_decay": 0.0},
-        ],
-        lr=learning_rate,
-        betas=(0.9, 0.95),
-    )
+    groups = [
+        {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": 0.1},
+        {"params": [parameter for parameter in parameters if parameter.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
+    if momentum is not None:
+        optimizer = torch.optim.SGD(groups, lr=learning_rate, momentum=momentum)
     tokens = torch.tensor(list(path.read_bytes()))
-    targets = torch.cat((tokens, torch.full((seq_len,), -100)))  # the last window is padded
+    targets = tokens if counted is None else tokens.where(torch.tensor(counted), -100)
+    targets = torch.cat((targets, torch.full((seq_len,), -100)))  # the last window is padded
     tokens = torch.cat((tokens, torch.zeros(seq_len, dtype=torch.int64)))
     reference = Reference([], [], modules, {})
     for step, windows in enumerate(batches(path, seq_len, batch_size, num_steps, seed), start=1):
@@ -91,6 +96,8 @@ def train_reference(
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(clip / grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate if rate is None else rate(step)
         optimizer.step()
         reference.losses.append(loss.item())
         reference.grad_norms.append(grad_norm)
