@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cephalo_cli.artifacts.cluster import Cluster
 from cephalo_cli.errors import UsageError
 from cephalo_cli.runtime.cgroup import DeviceCgroup, find_home
-from cephalo_cli.runtime.places import backend_of, num_threads
+from cephalo_cli.runtime.places import common_backend, num_threads
 from cephalo_cli.runtime.supervise import raise_reason, supervise
 from cephalo_cli.runtime.worker import HELD_SIGNALS, as_user_error, call_entry
 
@@ -183,7 +183,7 @@ def _check_startable(cluster: Cluster, external: RankEnvironment | None) -> None
             f"{len(cluster.ranks)} devices",
             hint="start one process per device; train --elastic plans again for what is there",
         )
-    on_accelerators = any(backend_of(cluster, place) != "cpu" for place in cluster.ranks)
+    on_accelerators = common_backend(cluster) != "cpu"
     if external is None and len(cluster.nodes) > 1 and on_accelerators:
         raise UsageError(
             f"cluster {cluster.name!r} has {len(cluster.nodes)} nodes, but ranks can only be started on this one",

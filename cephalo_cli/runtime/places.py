@@ -6,7 +6,7 @@ import os
 from cephalo_cli.artifacts.cluster import Backend, Cluster, RankPlace
 from cephalo_cli.errors import UsageError
 
-__all__ = ["backend_of", "device_index", "num_threads"]
+__all__ = ["backend_of", "common_backend", "device_index", "num_threads"]
 
 
 def backend_of(cluster: Cluster, place: RankPlace) -> Backend:
@@ -23,6 +23,22 @@ def backend_of(cluster: Cluster, place: RankPlace) -> Backend:
             hint="give it 'backend' or a catalog device",
         )
     return backend
+
+
+def common_backend(cluster: Cluster) -> Backend:
+    """Give the backend that all devices of a cluster have.
+
+    Raises:
+        UsageError: They have several (NCCL and RCCL, for one, do not talk to each other).
+    """
+    backends = {backend_of(cluster, place) for place in cluster.ranks}
+    if len(backends) > 1:
+        raise UsageError(
+            f"devices of backends {' and '.join(sorted(backends))} cannot run in one job",
+            where=f"cluster {cluster.name}",
+            hint="no communication library connects them",
+        )
+    return backends.pop()
 
 
 def device_index(cluster: Cluster, place: RankPlace) -> int:

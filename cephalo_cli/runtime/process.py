@@ -12,12 +12,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from cephalo_cli.artifacts.cluster import Cluster, DeviceType, RankPlace
-from cephalo_cli.errors import UsageError
 from cephalo_cli.runtime.cgroup import DeviceCgroup
 from cephalo_cli.runtime.device import TORCH_TYPES, torch_device
 from cephalo_cli.runtime.emulate import Throttle
 from cephalo_cli.runtime.heap import keep_heap
-from cephalo_cli.runtime.places import backend_of, device_index, num_threads
+from cephalo_cli.runtime.places import backend_of, common_backend, device_index, num_threads
 
 __all__ = ["ProcessContext", "process_group_backend", "rank_process"]
 
@@ -131,14 +130,7 @@ def process_group_backend(cluster: Cluster) -> str:
     Raises:
         UsageError: The devices have no common backend (NCCL and RCCL, for one, do not talk to each other).
     """
-    backends = {backend_of(cluster, place) for place in cluster.ranks}
-    if len(backends) > 1:
-        raise UsageError(
-            f"devices of backends {' and '.join(sorted(backends))} cannot run in one job",
-            where=f"cluster {cluster.name}",
-            hint="no communication library connects them",
-        )
-    (backend,) = backends
+    backend = common_backend(cluster)
     if backend == "cpu":
         return "gloo"
     type_ = TORCH_TYPES.get(backend, backend)
