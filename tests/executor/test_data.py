@@ -7,7 +7,7 @@ import pytest
 
 from cephalo_cli.errors import ArtifactError, CephaloError, UsageError
 from cephalo_cli.executor.data import Batches, TokenSource, count_tokens
-from cephalo_cli.executor.sources import open_source
+from cephalo_cli.executor.sources import open_source, split_source
 
 
 def open_text(folder: Path, num_bytes: int, seq_len: int = 4) -> TokenSource:
@@ -144,6 +144,44 @@ def test_data_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     refuse("cannot be read as tokens", ArtifactError, f"{tmp_path}/objects.npy")
     with pytest.raises(UsageError, match="the data has 8 samples, one step takes 9"):
         Batches(open_source(str(text), seq_len=4, vocab_size=256, seed=0), [[4], [5]], 0)
+
+
+def test_token_files_of_32_bits_and_masks(tmp_path: Path) -> None:
+    tokens, mask = np.arange(70_000, 70_020), np.arange(20) % 3 != 0
+    tokens.astype("<u4").tofile(tmp_path / "tokens.bin")
+    np.save(tmp_path / "mask.npy", mask)
+    name = str(tmp_path / "tokens.bin")
+    plain = open_source(name, seq_len=4, vocab_size=80_000, seed=0, dtype="uint32")
+    masked = open_source(name, seq_len=4, vocab_size=80_000, seed=0, dtype="uint32", mask=str(tmp_path / "mask.npy"))
+    assert plain.num_samples == masked.num_samples == 5
+    assert plain.digest != masked.digest
+    assert masked.counted(1).tolist() == mask[5:9].tolist()
+    assert masked.counted(4).tolist() == [*mask[17:20].tolist(), False]
+    assert masked.sample(4).tolist() == [70_016, 70_017, 70_018, 70_019, 0]
+    (microbatch,) = Batches(masked, [[5]], None).of_rank(0, 0)
+    assert count_tokens([microbatch]) == int(mask[1:].sum())
+    assert (microbatch.targets[0] == -100).tolist() == (~mask[1:5]).tolist()
+    for wrong in (np.ones(19), np.ones(19, dtype=np.int64)):
+        np.save(tmp_path / "wrong.npy", wrong)
+        with pytest.raises(ArtifactError, match="expected one integer or truth value for each of 20 tokens"):
+            open_source(name, seq_len=4, vocab_size=80_000, seed=0, dtype="uint32", mask=str(tmp_path / "wrong.npy"))
+
+
+def test_validation_data_is_the_end_and_never_trained_on(tmp_path: Path) -> None:
+    source = open_text(tmp_path, 10 * 4 + 1)
+    whole, nothing = split_source(source, 0.0)
+    assert (whole, nothing) == (source, None)
+    training, validation = split_source(source, 0.25)
+    assert validation is not None
+    assert (training.num_samples, validation.num_samples) == (8, 2)
+    assert len({source.digest, training.digest, validation.digest}) == 3
+    assert (validation.sample(0) == source.sample(8)).all()
+    assert validation.counted(1).all()
+    _, little = split_source(source, 1e-6)
+    assert little is not None
+    assert little.num_samples == 1
+    with pytest.raises(UsageError, match="the data has 10 samples, which leaves none to train on"):
+        split_source(source, 0.99)
 
 
 def test_sequence_length_and_content_change_the_digest(tmp_path: Path) -> None:

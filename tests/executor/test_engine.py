@@ -89,6 +89,23 @@ def run_broken(context: ProcessContext, job: Job) -> None:
         engine.close()
 
 
+def run_skipping(context: ProcessContext, job: Job) -> list[tuple[float | None, float | None, bool]]:
+    """One rank's shard turns to infinity for one step, and back; gives numbers, and whether weights changed."""
+    engine = make_engine(context, job)
+    good = [unit.master.clone() for unit in engine.units]
+    found = []
+    for step in (1, 2):
+        if context.rank == 1:
+            engine.units[1].master[0] = torch.inf if step == 1 else good[1][0]
+        before = [unit.master.clone() for unit in engine.units]
+        numbers, _ = engine.run_step(make_batch(job.plan, context.rank), num_tokens=count(job.plan), step=step)
+        changed = not all(map(torch.equal, before, [unit.master for unit in engine.units]))
+        found.append((numbers.loss, numbers.grad_norm, changed))
+    assert engine.num_updates == 1
+    engine.close()
+    return found
+
+
 def disagree(context: ProcessContext, job: Job) -> None:
     options = job.options.model_copy(update={"learning_rate": 1e-3 * (1 + context.rank)})
     compare_ranks(job_facts(job.plan, options), context.process_group)
@@ -160,6 +177,7 @@ JOBS = {
     "buffers": Job(plan=MASKED, options=OPTIONS, run=watch_buffers),
     "tied buffers": Job(plan=TIED, options=OPTIONS, run=watch_buffers),
     "broken": Job(plan=MASKED, options=OPTIONS, run=run_broken),
+    "skipping": Job(plan=MASKED, options=OPTIONS.model_copy(update={"on_nonfinite": "skip"}), run=run_skipping),
     "disagree": Job(plan=MASKED, options=OPTIONS, run=disagree),
     "disagree about data": Job(plan=MASKED, options=OPTIONS, run=disagree_about_data),
 }
@@ -263,6 +281,15 @@ def test_all_ranks_stop_when_something_is_not_finite(outcomes: dict[str, list[An
     for error in outcomes["broken"]:
         assert isinstance(error, TrainingError)
         assert error.message == "the loss of step 1 is not finite (nan)"
+
+
+def test_all_ranks_leave_out_what_is_not_finite_and_go_on(outcomes: dict[str, list[Any]]) -> None:
+    one, other = outcomes["skipping"]
+    assert one == other
+    assert one[0] == (None, None, False)
+    loss, norm, changed = one[1]
+    assert (loss, norm) == pytest.approx(reference(torch.float64, 3e-3)[0], rel=1e-10)
+    assert changed
 
 
 def test_ranks_that_would_do_different_things_do_not_start(outcomes: dict[str, list[Any]]) -> None:
