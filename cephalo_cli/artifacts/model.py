@@ -4,12 +4,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cephalo_cli.artifacts.base import Envelope, PositiveFloat, PositiveInt
+from cephalo_cli.artifacts.base import Envelope, PositiveFloat, PositiveInt, Series
 from cephalo_cli.artifacts.faults import MisfitError
 
 __all__ = ["Family", "Model"]
 
 Family = Literal["gpt", "llama", "bert", "vit"]
+
+NOT_OF_FAMILY: dict[Family, frozenset[str]] = {
+    "gpt": frozenset({"rope_theta", "num_kv_heads"}),
+    "llama": frozenset(),
+    "bert": frozenset({"rope_theta", "num_kv_heads", "frozen"}),
+    "vit": frozenset({"rope_theta", "num_kv_heads", "frozen"}),
+}
+"""Fields a family does not use, beside those of images or text."""
 
 
 class Model(Envelope):
@@ -51,6 +59,9 @@ class Model(Envelope):
     """Base of the rotary frequencies (llama); 10,000 when absent."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Probability of dropping an activation while training."""
+    frozen: Annotated[Series[str], Field(min_length=1)] | None = None
+    """Which parameters are not trained: patterns with ``*`` for names like ``block.0.attention.qkv.weight`` (gpt,
+    llama)."""
     image_size: PositiveInt | None = None
     """Height and width of an image in pixels (vit)."""
     patch_size: PositiveInt | None = None
@@ -73,9 +84,7 @@ class Model(Envelope):
             if getattr(self, field) is None:
                 raise MisfitError(f"is missing, family {self.family!r} needs it", at=(field,))
         foreign = text if self.family == "vit" else image
-        if self.family != "llama":
-            foreign = foreign | {"rope_theta", "num_kv_heads"}
-        for field in sorted(foreign):
+        for field in sorted(foreign | NOT_OF_FAMILY[self.family]):
             if getattr(self, field) is not None:
                 raise MisfitError(f"is not for family {self.family!r}", at=(field,))
         if self.tie_embeddings and self.family == "vit":

@@ -125,11 +125,18 @@ class CephaloEngine:
         shares = [1.0 if self._replicated else rank.state_share for rank in plan.ranks]
         self._layouts = {
             unit.name: BufferLayout(
-                ranges=shard_ranges(unit.num_parameters, shares),
+                ranges=shard_ranges(unit.num_parameters - unit.num_frozen, shares),
                 gather_dtype=self._dtypes.compute,
                 reduce_dtype=self._dtypes.state,
             )
             for unit in stages.units
+        }
+        self._layouts |= {
+            f"{unit.name}.frozen": BufferLayout(
+                ranges=shard_ranges(unit.num_frozen, shares), gather_dtype=self._dtypes.compute, reduce_dtype=None
+            )
+            for unit in stages.units
+            if unit.num_frozen
         }
         self.traffic: Traffic | None = Traffic()
         self.collectives = ShardedCollectives(
@@ -200,13 +207,21 @@ class CephaloEngine:
                     start=unit.own.start,
                     num_elements=unit.layout.num_elements,
                 )
+        for unit in self.units:
+            if unit.frozen is not None:
+                is_copy = to_write and self._replicated and self.collectives.rank > 0
+                shards[f"{unit.frozen.name}.weights"] = Shard(
+                    data=unit.frozen.master[:0] if is_copy else unit.frozen.master,
+                    start=unit.frozen.own.start,
+                    num_elements=unit.frozen.layout.num_elements,
+                )
         return shards
 
     def layout(self) -> dict[str, dict[str, tuple[int, int]]]:
         """Where every parameter lies in its unit's flat buffer."""
-        return {
-            unit.unit.name: {slot.name: (slot.start, slot.stop) for slot in unit.layout.slots} for unit in self.units
-        }
+        layouts = {unit.unit.name: unit.layout for unit in self.units}
+        layouts |= {unit.frozen.name: unit.frozen.layout for unit in self.units if unit.frozen is not None}
+        return {name: {slot.name: (slot.start, slot.stop) for slot in of.slots} for name, of in layouts.items()}
 
     def restored(self, *, num_updates: int, loss_scale: float, good_steps: int) -> None:
         """Take over from a checkpoint, after its shards were filled in."""
@@ -227,6 +242,7 @@ class CephaloEngine:
             replicated=self._replicated,
             dtypes=self._dtypes,
             device=setting.context.device,
+            frozen_ranges=self._layouts[f"{unit.name}.frozen"].ranges if unit.num_frozen else (),
         )
         if initialise:
             sharded.initialise(setting.seed)

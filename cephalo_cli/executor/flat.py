@@ -4,6 +4,7 @@ Weight decay is for matrices only. With this order any range of the buffer is at
 one that does not, and the optimizer sees two tensors a unit instead of two a parameter.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -42,9 +43,10 @@ class FlatLayout:
     """Elements of the matrices, which come first."""
 
 
-def flat_layout(module: nn.Module) -> FlatLayout:
-    """Lay a unit's parameters out; a module on the meta device will do."""
-    parameters = sorted(module.named_parameters(), key=lambda item: item[1].ndim < 2)
+def flat_layout(module: nn.Module, includes: Callable[[str], bool] = lambda _: True) -> FlatLayout:
+    """Lay a unit's parameters out, or those that ``includes`` names; a module on the meta device will do."""
+    named = [item for item in module.named_parameters() if includes(item[0])]
+    parameters = sorted(named, key=lambda item: item[1].ndim < 2)
     slots: list[Slot] = []
     start, decayed = 0, 0
     for name, parameter in parameters:
@@ -55,8 +57,8 @@ def flat_layout(module: nn.Module) -> FlatLayout:
     return FlatLayout(slots=tuple(slots), num_elements=start, num_decayed=decayed)
 
 
-def place_parameters(module: nn.Module, layout: FlatLayout, flat: torch.Tensor) -> None:
-    """Replace a module's parameters by views of a flat buffer."""
+def place_parameters(module: nn.Module, layout: FlatLayout, flat: torch.Tensor, *, trained: bool = True) -> None:
+    """Replace a module's parameters by views of a flat buffer, with or without gradients."""
     for slot in layout.slots:
         owner, _, leaf = slot.name.rpartition(".")
-        module.get_submodule(owner).register_parameter(leaf, nn.Parameter(slot.view(flat)))
+        module.get_submodule(owner).register_parameter(leaf, nn.Parameter(slot.view(flat), requires_grad=trained))

@@ -179,8 +179,9 @@ class StepInterpreter:
         self._keep_graph(unit, microbatch, x_BTD, unit.module(x_BTD, self._key(unit, microbatch, step)))
 
     def _keep_graph(self, unit: ShardedUnit, microbatch: int, x_BTD: torch.Tensor | None, y_BTD: torch.Tensor) -> None:
-        """Keep the graph's end, not its last tensor, which may leave the device."""
-        self._graphs[unit.unit.index, microbatch] = _Graph(get_gradient_edge(y_BTD), x_BTD)
+        """Keep the graph's end, not its last tensor, which may leave the device; a frozen embedding has no graph."""
+        if y_BTD.requires_grad:
+            self._graphs[unit.unit.index, microbatch] = _Graph(get_gradient_edge(y_BTD), x_BTD)
         if unit.unit.kind == "embedding" or not self._recompute:
             self._boundaries.put(Key("activation", unit.unit.index, microbatch), y_BTD.detach())
 
@@ -193,7 +194,9 @@ class StepInterpreter:
         self._boundaries.drop(Key("activation", index - 1, microbatch))
 
     def _run_backward(self, unit: ShardedUnit, microbatch: int, gradient: Key, step: _Step) -> None:
-        graph = self._graphs.pop((unit.unit.index, microbatch))
+        graph = self._graphs.pop((unit.unit.index, microbatch), None)
+        if graph is None:
+            return
         above = self._loss_gradient(step) if unit.unit.kind == "head" else self._boundaries.get(gradient)
         for needed in self._with_borrowed(unit):
             needed.hold_gradient()

@@ -14,6 +14,7 @@ from cephalo_cli.errors import UsageError
 from cephalo_cli.executor.learning_rate import Schedule, learning_rate_at
 from cephalo_cli.schedule import Record
 from cephalo_cli.timeline import Timeline
+from cephalo_cli.units import num_frozen_parameters
 
 __all__ = [
     "Callbacks",
@@ -198,11 +199,12 @@ def _check_plan(plan: Plan) -> None:
             f"the plan's sequences have {plan.seq_len} tokens, model {plan.model.name} takes at most {longest}",
             where="seq_len",
         )
-    if plan.num_frozen_parameters:
+    frozen = num_frozen_parameters(plan.model)
+    if plan.num_frozen_parameters != frozen:
         raise UsageError(
-            f"{plan.num_frozen_parameters} parameters are frozen; training with frozen parameters is not built yet",
+            f"the plan counts {plan.num_frozen_parameters} frozen parameters, its model has {frozen}",
             where="num_frozen_parameters",
-            hint="profile and plan without frozen parameters",
+            hint="the model's field frozen says which; profile and plan with it",
         )
     for rank in plan.ranks:
         where = f"ranks[{rank.rank}].offload"
@@ -247,6 +249,10 @@ def _check_numbers(options: TrainOptions) -> None:
 
 def _check_torch_engine(plan: Plan, options: TrainOptions) -> None:
     engine = options.engine
+    _refuse(
+        plan.num_frozen_parameters > 0,
+        f"frozen parameters are kept apart by --engine cephalo, {engine} would not spare their memory",
+    )
     _refuse(
         options.checkpoint_dir is not None or options.resume is not None,
         f"checkpoints are those of --engine cephalo, {engine} has none",

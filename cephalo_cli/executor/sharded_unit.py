@@ -25,10 +25,11 @@ from torch import nn
 
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.executor.flat import FlatLayout, flat_layout, place_parameters
+from cephalo_cli.executor.frozen import FrozenPart
 from cephalo_cli.layout import Range
 from cephalo_cli.models import build_unit, initialise_
 from cephalo_cli.runtime.collectives import Pending, ShardedCollectives
-from cephalo_cli.units import Unit
+from cephalo_cli.units import Unit, is_frozen
 
 __all__ = ["Dtypes", "ShardedUnit", "dtypes_of"]
 
@@ -57,6 +58,7 @@ class ShardedUnit:
         replicated: Whether every rank keeps everything (``ranges`` only cut the reduction's work).
         dtypes: Compute and state dtype.
         device: Where everything lives.
+        frozen_ranges: Each rank's range of the frozen parameters' flat buffer, where there are any.
     """
 
     def __init__(
@@ -69,15 +71,17 @@ class ShardedUnit:
         replicated: bool,
         dtypes: Dtypes,
         device: torch.device,
+        frozen_ranges: Sequence[Range] = (),
     ) -> None:
         self.unit = unit
         self._model = model
         with torch.device("meta"):
             self.module: nn.Module = build_unit(model, unit.kind)
-        self.layout: FlatLayout = flat_layout(self.module)
-        if self.layout.num_elements != unit.num_parameters:
-            raise AssertionError(f"{unit.name} has {self.layout.num_elements} parameters, not {unit.num_parameters}")
-        self.own = Range(0, unit.num_parameters) if replicated else ranges[rank]
+        self.layout: FlatLayout = flat_layout(self.module, self._is_trained)
+        size = self.layout.num_elements
+        if size != unit.num_parameters - unit.num_frozen:
+            raise AssertionError(f"{unit.name} has {size} parameters, not {unit.num_parameters - unit.num_frozen}")
+        self.own = Range(0, size) if replicated else ranges[rank]
         self._replicated = replicated
         self._keeps_all = replicated or len(ranges) == 1
         self._dtypes = dtypes
@@ -85,12 +89,22 @@ class ShardedUnit:
         self.master = torch.zeros(len(self.own), dtype=dtypes.state, device=device)
         self.grad = torch.zeros_like(self.master)
         self.full_grad: torch.Tensor | None = None
-        self._is_alias = len(self.own) == unit.num_parameters and dtypes.compute == dtypes.state
-        self._full = (
-            self.master if self._is_alias else torch.empty(unit.num_parameters, dtype=dtypes.compute, device=device)
-        )
+        self._is_alias = len(self.own) == size and dtypes.compute == dtypes.state
+        self._full = self.master if self._is_alias else torch.empty(size, dtype=dtypes.compute, device=device)
         self._num_bytes = self._full.untyped_storage().nbytes()
         place_parameters(self.module, self.layout, self._full)
+        self.frozen: FrozenPart | None = None
+        if unit.num_frozen:
+            self.frozen = FrozenPart(
+                name=f"{unit.name}.frozen",
+                module=self.module,
+                layout=flat_layout(self.module, lambda name: not self._is_trained(name)),
+                ranges=frozen_ranges,
+                rank=rank,
+                keeps_all=self._keeps_all,
+                dtypes=(dtypes.compute, dtypes.state),
+                device=device,
+            )
         self.parameters = dict(self.module.named_parameters())
         if not self._keeps_all:
             self._empty()
@@ -102,8 +116,14 @@ class ShardedUnit:
             module = build_unit(self._model, self.unit.kind)
         whole = torch.empty(self.layout.num_elements, dtype=self._dtypes.state, device=self.master.device)
         place_parameters(module, self.layout, whole)
+        frozen = self.frozen
+        if frozen is not None:
+            whole_frozen = torch.empty(frozen.layout.num_elements, dtype=whole.dtype, device=whole.device)
+            place_parameters(module, frozen.layout, whole_frozen, trained=False)
         initialise_(module, self._model, self.unit.index, seed)
         self.master.copy_(whole[self.own.start : self.own.stop])
+        if frozen is not None:
+            frozen.master.copy_(whole_frozen[frozen.own.start : frozen.own.stop])
         self.refresh()
 
     @torch.no_grad()
@@ -111,6 +131,8 @@ class ShardedUnit:
         """Bring a copy that is always whole up to date with the master weights."""
         if self._keeps_all and not self._is_alias:
             self._full.data.copy_(self.master)
+        if self.frozen is not None:
+            self.frozen.refresh()
 
     @torch.no_grad()
     def unshard(self, collectives: ShardedCollectives) -> None:
@@ -121,6 +143,8 @@ class ShardedUnit:
             self._full.untyped_storage().resize_(self._num_bytes)
             self._full.data[self.own.start : self.own.stop].copy_(self.master)
         self._pending = collectives.all_gather(self.unit.name, self._full.data)
+        if self.frozen is not None:
+            self.frozen.unshard(collectives)
 
     def wait_whole(self) -> bool:
         """Wait until the unit is whole; False when there was nothing to wait for."""
@@ -128,6 +152,8 @@ class ShardedUnit:
             return False
         self._pending.wait()
         self._pending = None
+        if self.frozen is not None:
+            self.frozen.wait_whole()
         return True
 
     def reshard(self) -> None:
@@ -135,6 +161,8 @@ class ShardedUnit:
         self.wait_whole()
         if not self._keeps_all:
             self._empty()
+            if self.frozen is not None:
+                self.frozen.reshard()
 
     def hold_gradient(self) -> None:
         """Make the full gradient, all zeros, unless it exists."""
@@ -179,6 +207,9 @@ class ShardedUnit:
     def release_gradient(self) -> None:
         """Free the full gradient."""
         self.full_grad = None
+
+    def _is_trained(self, name: str) -> bool:
+        return not is_frozen(self._model, f"{self.unit.name}.{name}")
 
     def _empty(self) -> None:
         if not self._is_alias:

@@ -29,7 +29,7 @@ from cephalo_cli.profiler.calibrate import calibrated
 from cephalo_cli.profiler.lengths import tokens_of_sample
 from cephalo_cli.profiler.memory import UnitMemory, memory_curve
 from cephalo_cli.profiler.roofline import unit_seconds, unit_work
-from cephalo_cli.units import num_parameters
+from cephalo_cli.units import num_frozen_parameters, num_parameters
 
 __all__ = ["estimate_profile"]
 
@@ -97,6 +97,7 @@ def estimate_profile(
         seq_len=tokens,
         dtype=dtype,
         num_parameters=num_parameters(model),
+        num_frozen_parameters=num_frozen_parameters(model),
         devices={
             name: _device(
                 name,

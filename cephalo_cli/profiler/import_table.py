@@ -27,7 +27,7 @@ from cephalo_cli.costmodel.tables import interpolate
 from cephalo_cli.errors import ArtifactError
 from cephalo_cli.profiler.lengths import tokens_of_sample
 from cephalo_cli.profiler.table import LatencyRow, MemoryRow, read_latency_table, read_memory_table
-from cephalo_cli.units import num_parameters
+from cephalo_cli.units import num_frozen_parameters, num_parameters
 
 __all__ = ["import_profile"]
 
@@ -101,6 +101,7 @@ def import_profile(
         seq_len=tokens,
         dtype=dtype,
         num_parameters=memory.num_parameters,
+        num_frozen_parameters=num_frozen_parameters(model),
         devices=devices,
         network=network_from_links(cluster),
     )

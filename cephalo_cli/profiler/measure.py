@@ -24,7 +24,7 @@ from cephalo_cli.profiler.memory import Attention, UnitMemory, memory_curve
 from cephalo_cli.runtime.device import device_identity
 from cephalo_cli.runtime.launch import RankEnvironment, run_ranks
 from cephalo_cli.runtime.process import ProcessContext
-from cephalo_cli.units import num_parameters
+from cephalo_cli.units import num_frozen_parameters, num_parameters
 
 __all__ = ["measure_rank", "profile_cluster"]
 
@@ -103,6 +103,7 @@ def profile_cluster(
         seq_len=model.tokens_per_sample(seq_len),
         dtype=dtype,
         num_parameters=num_parameters(model),
+        num_frozen_parameters=num_frozen_parameters(model),
         devices={name: DeviceProfile.model_validate_json(text) for name, text in result["devices"].items()},
         network="ideal" if result["network"] is None else NetworkProfile.model_validate_json(result["network"]),
     )

@@ -5,7 +5,7 @@ from typing import Literal
 
 from cephalo_cli.artifacts import Plan
 from cephalo_cli.artifacts.base import DType
-from cephalo_cli.layout import shard_ranges
+from cephalo_cli.layout import Range, shard_ranges
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Part, Sheet, Value, plain
 from cephalo_cli.reporting.words import memory_sheet, microbatches
 from cephalo_cli.schedule import Stage, StepStages, plan_stages, rank_records
@@ -72,22 +72,28 @@ def _bytes_per_parameter(dtype: DType, optimizer: OptimizerKind) -> int:
     return DTYPE_BYTES[_state_dtype(dtype)] * (2 + NUM_MOMENTS[optimizer])
 
 
-def _shares(plan: Plan) -> list[float]:
-    return [rank.state_share for rank in plan.ranks]
-
-
-def _lengths(plan: Plan, unit: Unit, rank: int) -> tuple[int, int]:
-    """First element of a rank's shard and one beyond its last; all of the unit where state is replicated."""
+def _shard(plan: Plan, num_elements: int, rank: int) -> Range:
+    """A rank's part of a flat buffer; all of it where state is replicated."""
     if plan.schedule == "replicated":
-        return 0, unit.num_parameters
-    own = shard_ranges(unit.num_parameters, _shares(plan))[rank]
-    return own.start, own.stop
+        return Range(0, num_elements)
+    return shard_ranges(num_elements, [each.state_share for each in plan.ranks])[rank]
+
+
+def _buffers(unit: Unit, dtype: DType, optimizer: OptimizerKind) -> dict[str, tuple[int, int]]:
+    """Elements, and bytes an element takes on the rank that keeps it, of trained and frozen parameters."""
+    frozen_bytes = DTYPE_BYTES[_state_dtype(dtype)]
+    sizes = {
+        unit.name: (unit.num_parameters - unit.num_frozen, _bytes_per_parameter(dtype, optimizer)),
+        f"{unit.name}, frozen": (unit.num_frozen, frozen_bytes),
+    }
+    return {name: size for name, size in sizes.items() if size[0]}
 
 
 def _ranks(plan: Plan, step: StepStages, dtype: DType, optimizer: OptimizerKind) -> Sheet:
     rows: list[Mapping[str, Value]] = []
     for rank in plan.ranks:
-        elements = sum(stop - start for start, stop in (_lengths(plan, unit, rank.rank) for unit in step.units))
+        buffers = [size for unit in step.units for size in _buffers(unit, dtype, optimizer).values()]
+        kept = [(len(_shard(plan, num_elements, rank.rank)), each) for num_elements, each in buffers]
         rows.append(
             {
                 "ranks": [rank.rank],
@@ -95,8 +101,8 @@ def _ranks(plan: Plan, step: StepStages, dtype: DType, optimizer: OptimizerKind)
                 "node": rank.node,
                 "microbatch_sizes": microbatches(rank.microbatch_sizes),
                 "state_share": rank.state_share,
-                "num_elements": elements,
-                "state_bytes": elements * _bytes_per_parameter(dtype, optimizer),
+                "num_elements": sum(num_elements for num_elements, _ in kept),
+                "state_bytes": sum(num_elements * each for num_elements, each in kept),
             }
         )
     return Sheet(
@@ -118,17 +124,19 @@ def _ranks(plan: Plan, step: StepStages, dtype: DType, optimizer: OptimizerKind)
 def _shards(plan: Plan, step: StepStages, dtype: DType, optimizer: OptimizerKind) -> Sheet:
     rows: list[Mapping[str, Value]] = []
     for first, last in _alike(step.units):
-        for rank in plan.ranks:
-            start, stop = _lengths(plan, first, rank.rank)
-            rows.append(
-                {
-                    "units": first.name if first is last else f"{first.name} to {last.name}, each",
-                    "ranks": [rank.rank],
-                    "start": start,
-                    "stop": stop,
-                    "state_bytes": (stop - start) * _bytes_per_parameter(dtype, optimizer),
-                }
-            )
+        alike = "" if first is last else f" to {last.name}, each"
+        for name, (num_elements, each) in _buffers(first, dtype, optimizer).items():
+            for rank in plan.ranks:
+                own = _shard(plan, num_elements, rank.rank)
+                rows.append(
+                    {
+                        "units": name + alike,
+                        "ranks": [rank.rank],
+                        "start": own.start,
+                        "stop": own.stop,
+                        "state_bytes": len(own) * each,
+                    }
+                )
     return Sheet(
         name="shards",
         title="Elements of each unit's flat buffer, from the first to before the last",
@@ -147,7 +155,7 @@ def _alike(units: Sequence[Unit]) -> Iterator[tuple[Unit, Unit]]:
     """First and last of each run of units that are cut in the same way."""
     first = last = units[0]
     for unit in units[1:]:
-        if (unit.kind, unit.num_parameters) == (first.kind, first.num_parameters):
+        if (unit.kind, unit.num_parameters, unit.num_frozen) == (first.kind, first.num_parameters, first.num_frozen):
             last = unit
         else:
             yield first, last

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def train_reference(
         module = build_unit(model, unit.kind).to(dtype)
         initialise_(module, model, unit.index, seed)
         modules.append(module)
-    parameters = [parameter for module in modules for parameter in module.parameters()]
+    parameters = trained_parameters(model, modules)
     groups = [
         {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": 0.1},
         {"params": [parameter for parameter in parameters if parameter.ndim == 1], "weight_decay": 0.0},
@@ -103,3 +104,12 @@ def train_reference(
         reference.grad_norms.append(grad_norm)
     reference.moments = {id(parameter): optimizer.state[parameter] for parameter in parameters}
     return reference
+
+
+def trained_parameters(model: Model, modules: list[Any]) -> list[torch.nn.Parameter]:
+    """Freeze what the model freezes, and list the rest."""
+    for unit, module in zip(model_units(model), modules, strict=True):
+        for name, parameter in module.named_parameters():
+            patterns = model.frozen or ()
+            parameter.requires_grad_(not any(fnmatch(f"{unit.name}.{name}", pattern) for pattern in patterns))
+    return [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]

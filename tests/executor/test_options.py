@@ -28,7 +28,7 @@ REFUSED: dict[str, tuple[Plan, TrainOptions]] = {
         make_plan(MODEL, [[1]], seq_len=17),
         options(),
     ),
-    "7 parameters are frozen; training with frozen parameters is not built yet": (
+    "the plan counts 7 frozen parameters, its model has 0": (
         make_plan(MODEL, [[1]], num_frozen_parameters=7),
         options(),
     ),
