@@ -123,6 +123,8 @@ class Callbacks:
     """Told what a person should know, in one sentence."""
     on_numerics: Callable[[dict[str, str]], None] = lambda _: None
     """Told the dtypes in force, by purpose, before the first step (rank 0)."""
+    on_memory: Callable[[int, int], None] = lambda _step, _bytes: None
+    """Told the peak of a rank's memory after set-up (step 0), and after a step in which it has grown (every rank)."""
     on_record: Callable[[Record], None] = lambda _: None
     """Told each record when it is run (every rank; engine cephalo)."""
 

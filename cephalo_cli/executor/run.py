@@ -8,7 +8,9 @@ from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.artifacts.report import Report, StepReport
 from cephalo_cli.artifacts.store import dumps
 from cephalo_cli.executor.options import Callbacks, TrainingResult, TrainOptions, check_options
+from cephalo_cli.executor.over_memory import MemoryLog, explain_memory
 from cephalo_cli.runtime.launch import RankEnvironment, run_ranks
+from cephalo_cli.runtime.memory_limit import MemoryLimitError
 from cephalo_cli.timeline import Event, Timeline
 
 if TYPE_CHECKING:
@@ -45,18 +47,22 @@ def run_training(
         CephaloError: As `cephalo_cli.executor.trainer.train` and `cephalo_cli.runtime.launch.run_ranks`.
     """
     check_options(plan, options)
-    told = callbacks or Callbacks()
-    result = run_ranks(
-        "cephalo_cli.executor.run:train_rank",
-        {"plan": json.loads(dumps(plan)), "options": options.model_dump(mode="json")},
-        plan.cluster,
-        external=external,
-        on_event=lambda _, event: _tell(told, event),
-        enforce_memory=enforce_memory,
-        use_cgroups=use_cgroups,
-        timeout_s=timeout_s,
-        holds_signals=True,
-    )
+    told, memory = callbacks or Callbacks(), MemoryLog()
+    try:
+        result = run_ranks(
+            "cephalo_cli.executor.run:train_rank",
+            {"plan": json.loads(dumps(plan)), "options": options.model_dump(mode="json")},
+            plan.cluster,
+            external=external,
+            on_event=lambda rank, event: _tell(told, memory, rank, event),
+            enforce_memory=enforce_memory,
+            use_cgroups=use_cgroups,
+            timeout_s=timeout_s,
+            holds_signals=True,
+        )
+    except MemoryLimitError as error:
+        explain_memory(error, plan, memory)
+        raise
     return None if result is None else _result_from_json(result)
 
 
@@ -73,6 +79,7 @@ def train_rank(context: "ProcessContext", arguments: dict[str, Any]) -> dict[str
             on_checkpoint=lambda path: context.emit({"checkpoint": path}),
             on_notice=lambda sentence: context.emit({"notice": sentence}),
             on_numerics=lambda numerics: context.emit({"numerics": numerics}),
+            on_memory=lambda step, peak_bytes: context.emit({"memory": [step, peak_bytes]}),
         ),
     )
     if result is None:
@@ -84,8 +91,10 @@ def train_rank(context: "ProcessContext", arguments: dict[str, Any]) -> dict[str
     }
 
 
-def _tell(callbacks: Callbacks, event: dict[str, Any]) -> None:
-    if "step" in event:
+def _tell(callbacks: Callbacks, memory: MemoryLog, rank: int, event: dict[str, Any]) -> None:
+    if "memory" in event:
+        memory.note(rank, *event["memory"])
+    elif "step" in event:
         callbacks.on_step(StepReport.model_validate_json(json.dumps(event["step"])))
     elif "checkpoint" in event:
         callbacks.on_checkpoint(event["checkpoint"])

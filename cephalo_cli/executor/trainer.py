@@ -25,6 +25,7 @@ from cephalo_cli.executor.engine import CephaloEngine, EngineSetting, StepEngine
 from cephalo_cli.executor.interpreter import Hooks
 from cephalo_cli.executor.journal import StepTimes
 from cephalo_cli.executor.options import Callbacks, TrainingResult, TrainOptions, check_options, microbatch_split
+from cephalo_cli.executor.over_memory import MemorySeen
 from cephalo_cli.executor.pace import StepReporter
 from cephalo_cli.executor.peers import broadcast_value, gather_values, sum_over_ranks
 from cephalo_cli.executor.saver import Saver
@@ -130,6 +131,8 @@ class _Training:
         self.engine = self._make_engine(found)
         if context.rank == 0:
             callbacks.on_numerics(self.engine.numerics())
+        self._seen = MemorySeen()
+        self._tell_memory(0, self.meter.peak_bytes())
 
     def run(self) -> None:
         """Run all steps."""
@@ -174,6 +177,7 @@ class _Training:
             peak_bytes=self.meter.peak_bytes(),
         ).model_copy(update={"validation_loss": self._validation.loss_after(number, self.engine)})
         self.records.reports.append(report)
+        self._tell_memory(number, self.meter.peak_bytes())
         self.records.times.append(times)
         after = self._received()
         self.records.received_bytes.append(
@@ -306,6 +310,10 @@ class _Training:
             files={},
         )
         self.saver.save(manifest, self.engine.shards(to_write=True))
+
+    def _tell_memory(self, step: int, peak_bytes: int) -> None:
+        if self._seen.has_grown(step, peak_bytes):
+            self._callbacks.on_memory(step, peak_bytes)
 
     def _notice(self, sentence: str) -> None:
         if self.context.rank == 0:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cephalo_cli.artifacts.cluster import Cluster
 from cephalo_cli.errors import UsageError
 from cephalo_cli.runtime.cgroup import DeviceCgroup, find_home
+from cephalo_cli.runtime.memory_limit import MemoryLimitError
 from cephalo_cli.runtime.places import common_backend, num_threads
 from cephalo_cli.runtime.supervise import raise_reason, supervise
 from cephalo_cli.runtime.worker import HELD_SIGNALS, as_user_error, call_entry
@@ -165,7 +166,10 @@ def _run_here(
                 # The launcher ends the others when one ends: first they say why.
                 for number in HELD_SIGNALS:
                     signal.signal(number, signal.SIG_IGN)
-                raise answer_roll_call(as_user_error(error), rank, cluster, timeout_s) from error
+                named = as_user_error(error)
+                if isinstance(named, MemoryLimitError):
+                    named.rank = rank
+                raise answer_roll_call(named, rank, cluster, timeout_s) from error
     except Exception as error:
         raise as_user_error(error) from error
     finally:
