@@ -317,10 +317,9 @@ def _show_dry_run(plan: "Plan", options: "TrainOptions", out: "Output") -> None:
         raise UsageError(f"--dry-run shows what --engine cephalo does, {options.engine} decides for itself")
     check_options(plan, options)
     dtype = options.dtype or plan.dtype
-    optimizer = "sgd with momentum" if options.momentum else options.optimizer
     out.data(
-        lambda: json.dumps(plain_dry_run(plan, dtype, optimizer), indent=1) + "\n",
-        lambda: rendered(describe_dry_run(plan, dtype, optimizer)),
+        lambda: json.dumps(plain_dry_run(plan, dtype, options.optimizer_kind), indent=1) + "\n",
+        lambda: rendered(describe_dry_run(plan, dtype, options.optimizer_kind)),
     )
 
 

@@ -58,6 +58,8 @@ class Manifest(Value):
     """The model."""
     state_dtype: DType
     """Dtype of weights and moments."""
+    optimizer: str = "adamw"
+    """What the moments belong to: adamw, sgd or sgd with momentum."""
     num_updates: NonNegativeInt
     """Updates the moments have seen: steps, less those float16 left out."""
     loss_scale: PositiveFloat
@@ -78,8 +80,8 @@ class Found:
     manifest: Manifest
 
 
-def check_same_model(found: Found, model: Model, state_dtype: DType) -> None:
-    """Refuse a checkpoint of another model.
+def check_same_model(found: Found, model: Model, state_dtype: DType, optimizer: str) -> None:
+    """Refuse a checkpoint of another model or optimizer.
 
     Raises:
         ArtifactError: With the first field that differs.
@@ -96,6 +98,12 @@ def check_same_model(found: Found, model: Model, state_dtype: DType) -> None:
             f"holds {found.manifest.state_dtype} weights, this run keeps {state_dtype}",
             where=str(found.path),
             hint="resume with the --dtype the checkpoint was trained with",
+        )
+    if found.manifest.optimizer != optimizer:
+        raise ArtifactError(
+            f"was trained with {found.manifest.optimizer}, whose moments mean nothing to {optimizer}",
+            where=str(found.path),
+            hint="resume with the --optimizer and --momentum the checkpoint was trained with",
         )
 
 

@@ -99,6 +99,11 @@ class TrainOptions(Value):
     microbatch_size: PositiveInt | None = None
     """With ``even_split``: samples of a microbatch; one microbatch a rank when absent."""
 
+    @property
+    def optimizer_kind(self) -> Literal["adamw", "sgd", "sgd with momentum"]:
+        """What the optimizer is called where it matters which moments it keeps."""
+        return "sgd with momentum" if self.momentum else self.optimizer
+
     def learning_rate_of(self, step: int) -> float:
         """Give the learning rate of a step, counted from 1."""
         return learning_rate_at(

@@ -270,7 +270,7 @@ class _Training:
         if found is None:
             self._notice(f"no checkpoint in {folder} yet, starting from step 1")
         else:
-            check_same_model(found, self.plan.model, _state_dtype(self.dtype))
+            check_same_model(found, self.plan.model, _state_dtype(self.dtype), options.optimizer_kind)
             if found.manifest.step >= options.num_steps:
                 raise UsageError(
                     f"has done {found.manifest.step} steps already, --steps {options.num_steps} asks for no more",
@@ -303,6 +303,7 @@ class _Training:
             data=self._source.digest,
             model=self.plan.model,
             state_dtype=_state_dtype(self.dtype),
+            optimizer=self.options.optimizer_kind,
             num_updates=self.engine.num_updates,
             loss_scale=self.engine.scale.value,
             good_steps=self.engine.scale.good_steps,

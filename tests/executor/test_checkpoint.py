@@ -160,6 +160,10 @@ def test_what_does_not_belong_together_is_refused(ranks: Ranks, saved: Path, tex
             train_steps(plan, text, 6, resume=str(saved), dtype="bfloat16"),
             ArtifactError,
         ),
+        "was trained with adamw, whose moments mean nothing to sgd": (
+            train_steps(plan, text, 6, resume=str(saved), optimizer="sgd"),
+            ArtifactError,
+        ),
         "was trained on other data": (train_steps(plan, elsewhere, 6, resume=str(saved)), ArtifactError),
         "was trained with --seed 0, --seed 1 would shuffle anew": (
             train_steps(plan, text, 6, resume=str(saved), seed=1),
@@ -249,3 +253,14 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
+
+
+def test_momentum_is_saved_and_resumed_under_another_plan(ranks: Ranks, text: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.1}
+    folder = str(tmp_path / "run")
+    ranks.run([train_steps(PLANS["saved"], text, 3, checkpoint_dir=folder, **given)])
+    (resumed,) = ranks.run([train_steps(PLANS["three ranks"], text, 6, resume=folder, **given)])
+    reference = train_reference(
+        MODEL, text, seq_len=SEQ_LEN, batch_size=4, num_steps=6, learning_rate=0.1, momentum=0.9
+    )
+    assert resumed[0].losses == pytest.approx(reference.losses[3:], rel=1e-10, abs=0)
