@@ -4,16 +4,18 @@ Commands live in modules of their own, which import their engine inside the func
 torch nor scipy, pandas or matplotlib.
 """
 
+import errno
 import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from cephalo_cli import __version__
-from cephalo_cli.errors import CephaloError
+from cephalo_cli.errors import ArtifactError, CephaloError
 
 __all__ = ["app", "main", "register_commands"]
 
@@ -62,6 +64,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     0 done; 1 a fault of ours; 2 usage; 3 bad artifact or input; 4 infeasible; 5 time limit before any plan; 6 training
     failed; 130 interrupted (143 for SIGTERM).
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it: nobody listens
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  (stays open to the end)
     register_commands()
     raise SystemExit(_run(arguments))
 
@@ -71,6 +76,7 @@ def _run(arguments: list[str] | None) -> int:
     try:
         words = sys.argv[1:] if arguments is None else arguments
         result: Any = app(args=words or ["--help"], prog_name="cephalo", standalone_mode=False)
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except CephaloError as error:
         if debug:
@@ -80,18 +86,27 @@ def _run(arguments: list[str] | None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted")
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        sys.stderr.close()
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001  (the last line of defence: a user never sees a traceback)
-        if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-            _complain(error.format_message(), getattr(error, "ctx", None))
-            return int(error.exit_code)
-        if debug:
-            traceback.print_exc()
-        _complain(f"{type(error).__name__}: {error} (a fault of cephalo's; CEPHALO_DEBUG=1 shows where)")
-        return 1
+        return _unexpected(error, debug=debug)
+
+
+def _unexpected(error: Exception, *, debug: bool) -> int:
+    """Say what typer refused, or what nobody foresaw."""
+    if hasattr(error, "exit_code") and hasattr(error, "format_message"):
+        _complain(error.format_message(), getattr(error, "ctx", None))
+        return int(error.exit_code)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        _complain("what was to be printed cannot be written: no space left on device")
+        return ArtifactError.exit_code
+    if debug:
+        traceback.print_exc()
+    _complain(f"{type(error).__name__}: {error} (a fault of cephalo's; CEPHALO_DEBUG=1 shows where)")
+    return 1
 
 
 def _complain(message: str, context: Any = None) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 __all__ = [
+    "LARGEST_INTEGER",
     "Dtype",
     "Engine",
     "Force",
@@ -17,6 +18,9 @@ __all__ = [
     "SwitchChoice",
     "TokenDtype",
 ]
+
+LARGEST_INTEGER = 2**31 - 1
+"""The most samples or tokens that an option takes."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON on standard output, and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]

@@ -5,6 +5,7 @@ json   the artifact as JSON on standard output, nothing else there
 quiet  nothing but errors
 """
 
+import errno
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,9 +108,14 @@ class Output:
     def _console(self, *, stderr: bool) -> "Console":
         from rich.console import Console
 
+        class Pipe(Console):
+            def on_broken_pipe(self) -> None:
+                # rich itself would end the process with exit code 1, which means a fault of ours
+                raise BrokenPipeError(errno.EPIPE, "nobody reads any more")
+
         stream = sys.stderr if stderr else sys.stdout
         width = None if stream.isatty() else TABLE_WIDTH_IN_A_PIPE
-        return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+        return Pipe(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
 def _signed(artifact: "Envelope") -> "Envelope":

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cephalo_cli.cli.options import Dtype, Force, Json, OutputPath, Quiet, SwitchChoice
+from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Force, Json, OutputPath, Quiet, SwitchChoice
 
 __all__ = ["NAME", "SUMMARY", "command"]
 
@@ -26,7 +26,10 @@ def command(
         ),
     ] = None,
     max_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="With --batch-size auto or max: the largest to consider; 1024 if absent.")
+        int | None,
+        typer.Option(
+            min=1, max=LARGEST_INTEGER, help="With --batch-size auto or max: the largest to consider; 1024 if absent."
+        ),
     ] = None,
     strategy: Annotated[
         Literal["cephalo", "fsdp", "compute-balanced", "memory-balanced", "whale", "poplar", "all"],
@@ -50,7 +53,10 @@ def command(
         "auto"
     ),
     microbatch_size: Annotated[
-        int | None, typer.Option(min=1, help="The only microbatch size allowed (a last, smaller one excepted).")
+        int | None,
+        typer.Option(
+            min=1, max=LARGEST_INTEGER, help="The only microbatch size allowed (a last, smaller one excepted)."
+        ),
     ] = None,
     time_limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Return the best plan found by then, with its true gap.")
@@ -66,7 +72,9 @@ def command(
         typer.Option(metavar="LIST", help="Instead of PROFILE: catalog devices, estimated; such as l4:2,p40."),
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="MODEL", help="With --gpus: the model.")] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, help="With --gpus: tokens of one sample.")] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_INTEGER, help="With --gpus: tokens of one sample.")
+    ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="With --gpus: compute dtype; float32 if absent.")] = None,
     output: OutputPath = None,
     json: Json = False,

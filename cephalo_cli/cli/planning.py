@@ -1,10 +1,11 @@
 """What ``cephalo plan`` was asked, and its answer."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from cephalo_cli.cli.options import Dtype, SwitchChoice
+from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, SwitchChoice
 from cephalo_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -138,8 +139,9 @@ class Question:
             batch = int(self.batch_size or "")
         except ValueError as error:
             raise UsageError(f"--batch-size is {self.batch_size!r}, expected a whole number, auto or max") from error
-        if not 1 <= batch < 2**31:
-            raise UsageError(f"--batch-size is {batch}, expected at least 1")
+        if not 1 <= batch <= LARGEST_INTEGER:
+            expected = "at least 1" if batch < 1 else f"at most {LARGEST_INTEGER}"
+            raise UsageError(f"--batch-size is {batch}, expected {expected}")
         return batch
 
     def _settings(self) -> "PlanSettings":
@@ -210,7 +212,7 @@ class Question:
                 None,
             ),
             (
-                self.time_limit is not None and self.time_limit <= 0,
+                self.time_limit is not None and not 0.0 < self.time_limit < math.inf,
                 f"--time-limit is {self.time_limit}, expected seconds above 0",
                 None,
             ),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cephalo_cli.cli.options import Dtype, Force, Json, OutputPath, Quiet
+from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Force, Json, OutputPath, Quiet
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,11 +35,13 @@ def command(
         str, typer.Option(metavar="MODEL", help="A catalog name, a model file, or a Hugging Face config.json.")
     ] = ...,  # type: ignore[assignment]  # typer's mark of a required option
     seq_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of one sample (not for vit: it follows from the image).")
+        int | None,
+        typer.Option(min=1, max=LARGEST_INTEGER, help="Tokens of one sample (not for vit: it follows from the image)."),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Compute dtype.")] = "float32",
     max_microbatch: Annotated[
-        int | None, typer.Option(min=1, help="Largest microbatch; when absent 16 measured, 32 estimated.")
+        int | None,
+        typer.Option(min=1, max=LARGEST_INTEGER, help="Largest microbatch; when absent 16 measured, 32 estimated."),
     ] = None,
     max_seconds: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Budget of measuring, for each device type; 60 when absent.")

@@ -47,6 +47,8 @@ def command(
         return
     if not files:
         raise UsageError("no file given", hint="cephalo show FILE, or cephalo show --schema KIND")
+    if files.count("-") > 1:
+        raise UsageError("standard input can be read once", hint="give - once")
     if plot is not None:
         store.check_writable(plot, force=force)
     artifacts = [store.read_any(path) for path in files]

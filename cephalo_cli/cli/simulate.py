@@ -66,6 +66,7 @@ def command(
 
     out = Output(json=json, quiet=quiet, path=output)
     one = len(plans) == 1 and sweep is None
+    _refuse(plans.count("-") > 1, "standard input can be read once", "give - once")
     _refuse(csv is not None and sweep is None, "--csv has no effect without --sweep", "leave it out")
     _refuse(seed is not None and jitter is None, "--seed has no effect without --jitter", "leave it out")
     _refuse(
@@ -98,7 +99,8 @@ def command(
         _show_several(out, [run.report for run in runs], plans, plot=plot, force=force)
         return
     _show_one(out, runs[0], trace=trace, plot=plot, force=force)
-    out.hint(f"cephalo train {plans[0]} --data python-stdlib --steps 20 -o measured.json")
+    if plans[0] != "-":
+        out.hint(f"cephalo train {plans[0]} --data python-stdlib --steps 20 -o measured.json")
 
 
 def _refuse(contradicts: bool, message: str, hint: str) -> None:  # noqa: FBT001  (reads as a sentence)

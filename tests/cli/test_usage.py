@@ -29,6 +29,20 @@ USAGE = {
         ("plan", "p.json", "--batch-size", "many"),
         "--batch-size is 'many', expected a whole number, auto or max",
     ),
+    "batch beyond all bounds": (
+        ("plan", "p.json", "-b", "99999999999"),
+        "--batch-size is 99999999999, expected at most 2147483647",
+    ),
+    "microbatch beyond all bounds": (
+        ("plan", "p.json", "-b", "8", "--microbatch-size", "99999999999999999999"),
+        (
+            "Invalid value for '--microbatch-size': Input should be less than or equal to 2147483647"
+            " (cephalo plan --help lists the options)"
+        ),
+    ),
+    "no time": (("plan", "p.json", "-b", "8", "--time-limit", "nan"), "--time-limit is nan, expected seconds above 0"),
+    "standard input twice": (("show", "-", "-"), "standard input can be read once (give - once)"),
+    "plans from standard input twice": (("simulate", "-", "-"), "standard input can be read once (give - once)"),
     "no batch": (("plan", "p.json"), "--batch-size is missing (a number, auto or max)"),
     "nothing to plan from": (
         ("plan", "-b", "8"),

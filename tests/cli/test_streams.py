@@ -1,0 +1,44 @@
+"""Standard streams that are full, closed, or read by nobody any more."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAN = str(ROOT / "plans/laptop-mixed.json")
+
+
+def shell(words: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line in which ``cephalo`` is the command and ``$PLAN`` a plan."""
+    line = f'cephalo() {{ "$PYTHON" -m cephalo_cli "$@"; }}; {words}'
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "PLAN": PLAN}
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("words", ["show $PLAN", "show $PLAN --json", "--help", "--version"])
+def test_a_full_device(words: str, tmp_path: Path) -> None:
+    ran = shell(f"cephalo {words} > /dev/full", tmp_path)
+    assert ran.returncode == 3
+    assert ran.stderr == "cephalo: error: what was to be printed cannot be written: no space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_is_nobody_listening(closed: str, tmp_path: Path) -> None:
+    ran = shell(f"cephalo simulate $PLAN -o report.json {closed}", tmp_path)
+    assert (ran.returncode, (tmp_path / "report.json").exists()) == (0, True)
+    assert "error" not in ran.stderr + ran.stdout
+
+
+@pytest.mark.parametrize("words", ["show $PLAN", "show $PLAN --json"])
+def test_a_reader_that_leaves_is_no_fault(words: str, tmp_path: Path) -> None:
+    ran = shell(f"(sleep 0.1; cephalo {words}; echo $? > code) | true; cat code", tmp_path)
+    assert (ran.stdout, ran.stderr) == ("141\n", "")
+
+
+def test_no_next_command_for_what_came_from_standard_input(tmp_path: Path) -> None:
+    ran = shell("cephalo simulate - < $PLAN", tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
