@@ -1,12 +1,15 @@
 """How far device types stay from their datasheets: coefficients fitted on published measurements.
 
-The fit and its errors: ``tests/benchmarks/fit_estimates.py``; the formula they enter: `profiler.roofline`.
+float32 and float16 are fitted on the times of single blocks (``tests/benchmarks/fit_estimates.py``), bfloat16 on the
+throughput of whole training runs (``tests/benchmarks/fit_throughput.py``). The formula they enter: `profiler.roofline`.
 """
 
 import json
-from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from typing import cast
+
+from pydantic import Field
 
 from cephalo_cli.artifacts.base import DType, Share, Value
 from cephalo_cli.artifacts.cluster import DeviceType
@@ -32,6 +35,8 @@ class Coefficients(Value):
     """Time of fused attention over its time at the peak rate."""
     launch_s: float
     """Seconds a forward takes whatever its size."""
+    collectives: float = 2.0
+    """Passes of peak bandwidth that each byte sent or received in a collective takes from computing."""
     sustained: float
     """Exponent with which long calls lose to the card's limits of power and heat."""
     expected_error: Share
@@ -39,11 +44,11 @@ class Coefficients(Value):
 
 
 class _Document(Value):
-    """The file."""
+    """A file of coefficients."""
 
     source: str
     """The measurements."""
-    everywhere: dict[DType, Coefficients]
+    everywhere: dict[DType, Coefficients] = Field(default_factory=dict)
     """For architectures without measurements."""
     architectures: dict[str, dict[DType, Coefficients]]
     """For device types without measurements."""
@@ -54,18 +59,22 @@ class _Document(Value):
 def coefficients(device: DeviceType, dtype: DType) -> Coefficients:
     """Return the coefficients of a device type: its own, else its architecture's, else those of all measured ones.
 
-    bfloat16 runs as float16 does; float64 as float32, at its own peak rate.
+    Where no bfloat16 run was published, bfloat16 is taken to run as float16 does; float64 runs as float32, at its own
+    peak rate.
     """
-    document = _document()
-    kind: DType = {"bfloat16": "float16", "float64": "float32"}.get(dtype, dtype)  # type: ignore[assignment]
+    blocks, runs = _document("coefficients"), _document("coefficients_bfloat16")
     record = device_records().get(device.catalog or "")
-    choices: list[Mapping[DType, Coefficients]] = [document.devices.get(device.catalog or "", {})]
-    if record is not None:
-        choices.append(document.architectures.get(record.architecture, {}))
-    return next((choice[kind] for choice in choices if kind in choice), document.everywhere[kind])
+    names = ("devices", device.catalog or ""), ("architectures", record.architecture if record else "")
+    kind: DType = {"bfloat16": "float16", "float64": "float32"}.get(dtype, dtype)  # type: ignore[assignment]
+    for level, name in names:
+        for document, key in ((runs, dtype), (blocks, kind)):
+            found = getattr(document, level).get(name, {}).get(key)
+            if found is not None:
+                return cast("Coefficients", found)
+    return blocks.everywhere[kind]
 
 
 @cache
-def _document() -> _Document:
-    text = resources.files("cephalo_cli.catalog").joinpath("coefficients.json").read_text(encoding="utf-8")
+def _document(name: str) -> _Document:
+    text = resources.files("cephalo_cli.catalog").joinpath(f"{name}.json").read_text(encoding="utf-8")
     return _Document.model_validate_json(json.dumps(json.loads(text)))

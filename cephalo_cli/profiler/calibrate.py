@@ -16,13 +16,14 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import DeviceType
 from cephalo_cli.artifacts.profile import Profile, UnitKind
 from cephalo_cli.catalog.coefficients import Coefficients, coefficients
-from cephalo_cli.profiler.attention import attention_of
+from cephalo_cli.profiler.attention import attention_of, published_attention
 from cephalo_cli.profiler.roofline import Work, unit_seconds, unit_work
 
 __all__ = ["COEFFICIENTS", "calibrated", "fit", "stacked"]
 
 Array = NDArray[np.float64]
-COEFFICIENTS = tuple(name for name in Coefficients.model_fields if name != "expected_error")
+COEFFICIENTS = tuple(name for name in Coefficients.model_fields if name not in ("collectives", "expected_error"))
+"""Those that one unit's times can tell."""
 HUBER = 0.03
 PULL = 0.03
 CALIBRATED_ERROR = 0.06
@@ -47,7 +48,7 @@ def calibrated(device: DeviceType, name: str, dtype: DType, measured: Profile | 
     factors = {field: getattr(after, field) / getattr(before, field) for field in COEFFICIENTS}
     changed = {field: getattr(fitted, field) * factor for field, factor in factors.items()}
     error = min(fitted.expected_error, CALIBRATED_ERROR)
-    return Coefficients(**changed, expected_error=error)
+    return fitted.model_copy(update={**changed, "expected_error": error})
 
 
 def fit(
@@ -93,7 +94,10 @@ def _same_device(device: DeviceType, name: str, measured: Profile) -> str | None
 
 def _refit(before: Coefficients, device: DeviceType, name: str, measured: Profile) -> Coefficients:
     profile = measured.devices[name]
-    attention = "fused" if profile.method == "measured" else attention_of(measured.model, device)
+    if profile.method == "measured":
+        attention = attention_of(measured.model, device, measured.dtype)
+    else:
+        attention = published_attention(measured.model, device)
     kinds: tuple[UnitKind, ...] = ("block", "head")
     works, seconds = [], []
     for kind in kinds:

@@ -9,7 +9,9 @@ Note: stated constants
     * Host copies reach 0.8 of the link's rate from pinned memory, which large copies do.
     * AdamW reads and writes 30 bytes a parameter (master weight, two moments, gradient, weight in the compute dtype),
       at 0.75 of the peak bandwidth, as fused optimizers do.
-    * On a CPU the cores copy what collectives move: one read and one write for each byte.
+    * The device copies what collectives move: ``collectives`` passes over its memory for each byte sent or received, a
+      read and a write where nothing better is known. On a CPU the cores do it; an accelerator's communication kernels
+      take compute units and memory bandwidth from the products they overlap with.
 """
 
 from collections.abc import Sequence
@@ -38,7 +40,6 @@ CPU_RESERVE_BYTES = 256 * 2**20
 HOST_COPY_EFFICIENCY = 0.8
 OPTIMIZER_BYTES = 30
 OPTIMIZER_EFFICIENCY = 0.75
-CPU_COPY_PASSES = 2
 
 _Memory = dict[tuple[UnitKind, Attention], list[UnitMemory]]
 
@@ -72,20 +73,22 @@ def estimate_profile(
         seq_len: Tokens of one sample; None for vit.
         dtype: Compute dtype.
         max_microbatch: Curves are given for microbatches of 1 to this many samples.
-        attention: How all devices compute attention; None: as `attention_of` says.
+        attention: How all devices compute attention; None: as training here does, see `profiler.attention`.
         calibration: A profile measured on some of the devices, with any model; it corrects their estimates.
 
     Raises:
-        UsageError: A device cannot run the dtype, or the length does not fit the model.
+        UsageError: A device cannot run the dtype, two devices cannot be in one group of collectives, or the length does
+            not fit the model.
         ArtifactError: A custom device type lacks a fact that the estimate needs.
     """
     cluster = catalog.resolve_cluster(cluster)
     tokens = tokens_of_sample(model, seq_len)
     used = dict.fromkeys(place.device for place in cluster.ranks)
     types = {name: cluster.device_types[name] for name in used}
+    _expect_one_vendor(types)
     _expect_dtype(types, dtype)
     sizes = range(1, max_microbatch + 1)
-    ways = {name: attention or attention_of(model, device) for name, device in types.items()}
+    ways = {name: attention or attention_of(model, device, dtype) for name, device in types.items()}
     memory: _Memory = {
         (kind, way): memory_curve(model, seq_len=tokens, dtype=dtype, kind=kind, microbatches=sizes, attention=way)
         for kind in get_args(UnitKind)
@@ -123,7 +126,7 @@ def _device(name: str, device: DeviceType, case: _Case, memory: _Memory) -> Devi
         method="estimated",
         units={kind: _unit(kind, case, rates, memory[kind, case.attention]) for kind in kinds},
         optimizer_s_per_parameter=OPTIMIZER_BYTES / (OPTIMIZER_EFFICIENCY * rates[1]),
-        collective_compute_s_per_byte=CPU_COPY_PASSES / rates[1] if is_cpu else 0.0,
+        collective_compute_s_per_byte=case.fit.collectives / rates[1],
         host_copy=host_copy,
         reserve_bytes=CPU_RESERVE_BYTES if is_cpu else RESERVE_BYTES,
         expected_error=case.fit.expected_error,
@@ -160,6 +163,21 @@ def _rates(name: str, device: DeviceType, dtype: DType) -> tuple[float, float]:
         )
     speed = device.emulated_speed or 1.0
     return device.peak_flops[dtype] * speed, device.memory_bandwidth_bytes_per_s * speed
+
+
+def _expect_one_vendor(types: dict[str, DeviceType]) -> None:
+    """Refuse devices whose communication libraries cannot meet: each accelerator backend has a library of its own.
+
+    Source: ROCm/rccl issue 1220, where NCCL and RCCL in one group fail late, with truncated messages.
+    """
+    accelerators = {device.backend: name for name, device in types.items() if device.backend not in (None, "cpu")}
+    if len(accelerators) > 1:
+        (first, one), (second, other) = list(accelerators.items())[:2]
+        raise UsageError(
+            f"{one!r} ({first}) and {other!r} ({second}) cannot be in one group of collectives",
+            where="device_types",
+            hint="make a cluster of each vendor's devices",
+        )
 
 
 def _expect_dtype(types: dict[str, DeviceType], dtype: DType) -> None:

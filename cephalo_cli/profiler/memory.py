@@ -19,13 +19,17 @@ Note: attention
     and token is saved beside the output. CPUs of every dtype and CUDA devices from Ampere on behave so. ``plain``
     materialises scores and probabilities, as torch's math path does where no fused kernel takes the dtype, the device
     or grouped queries.
+
+Note: loss
+    ``in-place`` is ours (`models.loss`). ``plain`` is torch's cross entropy on logits in float32, for replaying what
+    other programs needed.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 from weakref import finalize
 
 import torch
@@ -43,7 +47,9 @@ from cephalo_cli.models import DropoutKey, build_unit
 from cephalo_cli.profiler.attention import Attention
 from cephalo_cli.units import DTYPE_BYTES
 
-__all__ = ["Attention", "UnitMemory", "memory_curve", "unit_memory"]
+__all__ = ["Attention", "Loss", "UnitMemory", "memory_curve", "unit_memory"]
+
+Loss = Literal["in-place", "plain"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +70,7 @@ def unit_memory(
     kind: UnitKind,
     microbatch: int,
     attention: Attention = "fused",
+    loss: Loss = "in-place",
 ) -> UnitMemory:
     """Run one unit on fake tensors and report its memory.
 
@@ -74,6 +81,7 @@ def unit_memory(
         kind: Which unit.
         microbatch: Samples.
         attention: How attention is computed on the device in question.
+        loss: How the head computes the loss.
 
     Raises:
         UsageError: The model's shape cannot be run.
@@ -89,7 +97,9 @@ def unit_memory(
         for parameter in parameters if DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"] else ():
             parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         with _LiveStorages(parameters) as live:
-            return _run(unit, _arguments(model, kind, (microbatch, tokens), tied_VD), model.hidden_size, live)
+            arguments = _arguments(model, kind, (microbatch, tokens), tied_VD)
+            run = _PlainHead(unit) if kind == "head" and loss == "plain" else unit
+            return _run(run, arguments, model.hidden_size, live)
 
 
 def memory_curve(
@@ -100,6 +110,7 @@ def memory_curve(
     kind: UnitKind,
     microbatches: Sequence[int],
     attention: Attention = "fused",
+    loss: Loss = "in-place",
 ) -> list[UnitMemory]:
     """Report the memory of one unit at increasing microbatch sizes, running it at few of them.
 
@@ -113,7 +124,7 @@ def memory_curve(
         size = microbatches[index]
         if size not in known:
             known[size] = unit_memory(
-                model, seq_len=seq_len, dtype=dtype, kind=kind, microbatch=size, attention=attention
+                model, seq_len=seq_len, dtype=dtype, kind=kind, microbatch=size, attention=attention, loss=loss
             )
         return known[size]
 
@@ -207,6 +218,19 @@ def _default_dtype(dtype: DType) -> Iterator[None]:
 def _drop_gradient(parameter: torch.Tensor) -> None:
     """Free a gradient as soon as it has been added to the unit's buffer."""
     parameter.grad = None
+
+
+class _PlainHead(nn.Module):
+    """A head whose loss is torch's."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head: Any = head
+
+    def forward(self, x_BTD: torch.Tensor, targets_BT: torch.Tensor, tied_VD: torch.Tensor | None) -> torch.Tensor:
+        matrix_VD = self.head.matrix if tied_VD is None else tied_VD
+        logits_BTV = functional.linear(self.head.norm(x_BTD), matrix_VD).to(torch.float32)
+        return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="sum")
 
 
 class _PlainAttention(TorchFunctionMode):

@@ -100,7 +100,8 @@ def _block(model: Model, shape: tuple[int, int], size: int, attention: Attention
     Passes over activations, each reading and writing: llama's norm converts to float32, squares, averages, scales and
     converts back (14 elements moved a value, two norms), turns queries and keys (10 each), adds two branches (3 each)
     and gates the wide part (5); the others' norms are one operator (2 and a bias, twice), with additions and dropout;
-    gpt's tanh-gelu is a chain of elementwise operators (10 on the wide part), gelu is one (2).
+    gelu is one operator (2 on the wide part). The programs whose attention is plain write gpt's tanh-gelu as a chain of
+    elementwise operators (10).
     """
     microbatch, tokens = shape
     hidden, ffn, heads = model.hidden_size, model.ffn_size, model.num_heads * model.width_of_head
@@ -110,7 +111,8 @@ def _block(model: Model, shape: tuple[int, int], size: int, attention: Attention
         elements = (2 * 14 + 2 * 10 + 2 * 3) * hidden + 5 * ffn
     else:
         products = [(hidden, heads + 2 * kept), (heads, hidden), (hidden, ffn)]
-        elements = (2 * 3 + 2 * 3 + 2 * 2) * hidden + (10 if model.family == "gpt" else 2) * ffn
+        is_chain = model.family == "gpt" and attention == "plain" and model.mlp_activation == "gelu-tanh"
+        elements = (2 * 3 + 2 * 3 + 2 * 2) * hidden + (10 if is_chain else 2) * ffn
     products.append((ffn, hidden))
     rows = microbatch * tokens
     core_flops = 4.0 * microbatch * tokens**2 * heads

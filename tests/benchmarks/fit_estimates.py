@@ -26,7 +26,7 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import DeviceType
 from cephalo_cli.catalog.data import device_records
 from cephalo_cli.profiler import calibrate
-from cephalo_cli.profiler.attention import attention_of
+from cephalo_cli.profiler.attention import published_attention
 from cephalo_cli.profiler.roofline import Work, unit_work
 from cephalo_cli.profiler.table import LatencyRow, read_latency_table
 
@@ -88,7 +88,7 @@ def _work(row: LatencyRow, device: DeviceType) -> Work:
         tokens=model.tokens_per_sample(row.seq_len),
         dtype=row.dtype,
         microbatch=row.microbatch,
-        attention=attention_of(model, device),
+        attention=published_attention(model, device),
     )
 
 

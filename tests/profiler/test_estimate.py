@@ -14,7 +14,7 @@ from cephalo_cli.catalog.coefficients import coefficients
 from cephalo_cli.catalog.data import device_records
 from cephalo_cli.costmodel.tables import interpolate
 from cephalo_cli.errors import ArtifactError, UsageError
-from cephalo_cli.profiler.attention import attention_of
+from cephalo_cli.profiler.attention import Attention, attention_of, published_attention
 from cephalo_cli.profiler.estimate import estimate_profile
 from cephalo_cli.profiler.memory import unit_memory
 from cephalo_cli.profiler.roofline import unit_seconds, unit_work
@@ -24,13 +24,25 @@ from cephalo_cli.units import num_parameters
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "measured_block_latency.csv"
 
 
-def _estimate(gpus: str, model: str, seq_len: int | None, dtype: DType, max_microbatch: int = 4) -> Profile:
+ATTENTIONS: tuple[tuple[int, Attention], ...] = ((512, "plain"), (2048, "plain"), (2048, "fused"))
+
+
+def _estimate(
+    gpus: str,
+    model: str,
+    seq_len: int | None,
+    dtype: DType,
+    *,
+    max_microbatch: int = 4,
+    attention: Attention | None = None,
+) -> Profile:
     return estimate_profile(
         catalog.cluster_from_gpus(gpus),
         catalog.model(model),
         seq_len=seq_len,
         dtype=dtype,
         max_microbatch=max_microbatch,
+        attention=attention,
     )
 
 
@@ -46,7 +58,7 @@ def _errors(row: LatencyRow) -> list[float]:
         tokens=model.tokens_per_sample(row.seq_len),
         dtype=row.dtype,
         microbatch=row.microbatch,
-        attention=attention_of(model, device),
+        attention=published_attention(model, device),
     )
     peaks, bandwidth = device.peak_flops, device.memory_bandwidth_bytes_per_s
     assert peaks is not None
@@ -85,11 +97,9 @@ def test_a_profile_by_estimate_says_everything_a_plan_needs() -> None:
 
 def test_memory_of_an_estimate_is_that_of_fake_tensors() -> None:
     block = _block(_estimate("a100-80gb", "gpt2", 256, "bfloat16"), "a100-80gb")
-    counted = unit_memory(
-        catalog.model("gpt2"), seq_len=256, dtype="bfloat16", kind="block", microbatch=3, attention="plain"
-    )
+    counted = unit_memory(catalog.model("gpt2"), seq_len=256, dtype="bfloat16", kind="block", microbatch=3)
     assert (block.working_bytes[2], (block.saved_bytes or ())[2]) == (counted.working_bytes, counted.saved_bytes)
-    assert block.flags == ("plain attention",)
+    assert block.flags == ("fused attention",)
 
 
 def test_faster_cards_take_less_time() -> None:
@@ -99,8 +109,20 @@ def test_faster_cards_take_less_time() -> None:
 
 
 def test_longer_sequences_cost_more_than_their_tokens_where_scores_exist() -> None:
-    short, long = (_block(_estimate("l4", "gpt_1.3b", length, "float32"), "l4") for length in (512, 2048))
+    short, long, fused = (
+        _block(_estimate("l4", "gpt_1.3b", length, "float32", attention=attention), "l4")
+        for length, attention in ATTENTIONS
+    )
     assert interpolate(long.microbatch, long.forward_s, 1) > 1.2 * interpolate(short.microbatch, short.forward_s, 4)
+    assert interpolate(long.microbatch, long.forward_s, 1) > 1.1 * interpolate(fused.microbatch, fused.forward_s, 1)
+
+
+def test_training_here_fuses_attention_wherever_a_kernel_exists() -> None:
+    gpt, grouped = catalog.model("gpt2"), catalog.model("llama-3-8b")
+    l4, p40, cpu = (catalog.device(name) for name in ("l4", "p40", "cpu"))
+    assert [attention_of(gpt, device, "float32") for device in (l4, p40, cpu)] == ["fused", "plain", "fused"]
+    assert [attention_of(grouped, l4, dtype) for dtype in ("float32", "bfloat16")] == ["plain", "fused"]
+    assert [published_attention(gpt, device) for device in (l4, p40, cpu)] == ["plain", "plain", "fused"]
 
 
 def test_every_device_of_the_catalog_can_be_estimated_in_every_dtype_it_runs() -> None:
@@ -128,6 +150,15 @@ def test_a_dtype_that_one_card_cannot_run_is_refused_with_the_card() -> None:
     assert str(caught.value) == (
         "--dtype: 'v100-16gb' cannot run bfloat16; it runs float16, float32"
         " (all devices of the cluster run float32 and float16)"
+    )
+
+
+def test_vendors_whose_collectives_cannot_meet_are_refused_with_both_cards() -> None:
+    with pytest.raises(UsageError) as caught:
+        _estimate("l4,mi210:2", "gpt2", 128, "float32")
+    assert str(caught.value) == (
+        "device_types: 'l4' (cuda) and 'mi210' (rocm) cannot be in one group of collectives"
+        " (make a cluster of each vendor's devices)"
     )
 
 
