@@ -69,9 +69,7 @@ def _named(error: CephaloError, words: dict[int, str | None], cluster: Cluster, 
     silent = [_name(cluster, other) for other, said in words.items() if said is None]
     if not silent:
         return error
-    return TrainingError(
-        f"{' and '.join(silent)} ended without a word, or did not answer for {timeout_s:g} s: {error.message}"
-    )
+    return TrainingError(f"{' and '.join(silent)} ended without a word, or did not answer for {timeout_s:g} s")
 
 
 def _name(cluster: Cluster, rank: int) -> str:
