@@ -17,14 +17,11 @@ from cephalo_cli.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from contextlib import ExitStack
-    from typing import IO
+    from collections.abc import Callable, Mapping
 
     from rich.console import RenderableType
 
     from cephalo_cli.artifacts import Plan
-    from cephalo_cli.artifacts.report import StepReport
     from cephalo_cli.cli.output import Output
     from cephalo_cli.executor import TrainingResult, TrainOptions
     from cephalo_cli.runtime.launch import RankEnvironment
@@ -146,7 +143,7 @@ def command(
     from cephalo_cli.artifacts import Plan, store
     from cephalo_cli.cli.output import Output
     from cephalo_cli.cli.settings import train_options
-    from cephalo_cli.cli.train_lines import numerics_line
+    from cephalo_cli.cli.train_lines import StepTeller, numerics_line
     from cephalo_cli.executor import Callbacks, run_training
     from cephalo_cli.runtime.launch import external_launcher
 
@@ -202,13 +199,13 @@ def command(
         return
     with ExitStack() as stack:
         advance = stack.enter_context(out.progress("training"))
-        tellers = [_tell_step(wanted, num_steps, out.note, advance)]
-        tellers += _writers(metrics if speaks else None, tensorboard if speaks else None, stack)
+        teller = StepTeller(wanted, num_steps, out.note, advance)
+        teller.write_to(metrics if speaks else None, tensorboard if speaks else None, stack)
         result = run_training(
             wanted,
             options,
             Callbacks(
-                on_step=lambda step: _tell_all(tellers, step),
+                on_step=teller,
                 on_checkpoint=lambda path: out.note(f"saved {path}"),
                 on_notice=out.note,
                 on_numerics=lambda numerics: out.note(numerics_line(numerics)),
@@ -265,13 +262,6 @@ def _refuse_unsaved(result: "TrainingResult") -> None:
         raise TrainingError(f"all steps are done, but {result.unsaved}")
 
 
-def _open_new(path: str) -> "IO[str]":
-    from pathlib import Path
-
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return Path(path).open("w", encoding="utf-8")
-
-
 def _check_arguments(
     needed: "Mapping[str, str | int | None]", written: "Mapping[str, str | None]", *, timeout: float, dry_run: bool
 ) -> None:
@@ -286,22 +276,6 @@ def _check_arguments(
     for option, value in needed.items():
         if not dry_run and value is None:
             raise UsageError(f"Missing option '{option}'", hint="cephalo train --help lists the options")
-
-
-def _writers(metrics: str | None, tensorboard: str | None, stack: "ExitStack") -> "list[Callable[[StepReport], None]]":
-    """Open what steps are written to."""
-    from pathlib import Path
-
-    from cephalo_cli.cli.train_lines import write_lines
-
-    writers = []
-    if metrics is not None:
-        writers.append(write_lines(stack.enter_context(_open_new(metrics))))
-    if tensorboard is not None:
-        from cephalo_cli.executor.board import Board
-
-        writers.append(stack.enter_context(Board(Path(tensorboard))).add)
-    return writers
 
 
 def _show_dry_run(plan: "Plan", options: "TrainOptions", out: "Output") -> None:
@@ -321,21 +295,3 @@ def _show_dry_run(plan: "Plan", options: "TrainOptions", out: "Output") -> None:
         lambda: json.dumps(plain_dry_run(plan, dtype, options.optimizer_kind), indent=1) + "\n",
         lambda: rendered(describe_dry_run(plan, dtype, options.optimizer_kind)),
     )
-
-
-def _tell_all(tellers: "Sequence[Callable[[StepReport], None]]", step: "StepReport") -> None:
-    for tell in tellers:
-        tell(step)
-
-
-def _tell_step(
-    plan: "Plan", num_steps: int, note: "Callable[[str], None]", advance: "Callable[[float, str], None]"
-) -> "Callable[[StepReport], None]":
-    """Say one line a step, and move the progress bar."""
-    from cephalo_cli.cli.train_lines import step_line
-
-    def tell(step: "StepReport") -> None:
-        advance(step.step / num_steps, f"step {step.step}/{num_steps}")
-        note(step_line(step, plan, num_steps))
-
-    return tell

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import IO
 
 from cephalo_cli.artifacts import Plan
 from cephalo_cli.artifacts.report import StepReport
 from cephalo_cli.quantities import format_bytes, format_percent, format_rate, format_seconds
 
-__all__ = ["json_line", "numerics_line", "step_line", "write_lines"]
+__all__ = ["StepTeller", "json_line", "numerics_line", "step_line"]
 
 
 def numerics_line(numerics: dict[str, str]) -> str:
@@ -45,8 +47,50 @@ def json_line(step: StepReport) -> str:
     return json.dumps(step.model_dump(mode="json")) + "\n"
 
 
-def write_lines(lines: IO[str]) -> Callable[[StepReport], None]:
-    """Give what writes one JSON line a step, at once, so that a killed training leaves what it had."""
+class StepTeller:
+    """Tells of every step: one line, the progress bar, and what `write_to` opened.
+
+    Args:
+        plan: What is trained.
+        num_steps: Number of the last step.
+        note: Says a line.
+        advance: Moves the progress bar.
+    """
+
+    def __init__(
+        self, plan: Plan, num_steps: int, note: Callable[[str], None], advance: Callable[[float, str], None]
+    ) -> None:
+        self._plan, self._num_steps, self._note, self._advance = plan, num_steps, note, advance
+        self._writers: list[Callable[[StepReport], None]] = []
+
+    def __call__(self, step: StepReport) -> None:
+        """Tell of one step."""
+        self._advance(step.step / self._num_steps, f"step {step.step}/{self._num_steps}")
+        self._note(step_line(step, self._plan, self._num_steps))
+        for write in self._writers:
+            write(step)
+
+    def write_to(self, metrics: str | None, tensorboard: str | None, stack: ExitStack) -> None:
+        """Open a file of JSON lines and a folder of TensorBoard scalars, until the stack closes.
+
+        Raises:
+            UsageError: TensorBoard is not installed.
+        """
+        if metrics is not None:
+            self._writers.append(_written_at_once(stack.enter_context(_opened(Path(metrics)))))
+        if tensorboard is not None:
+            from cephalo_cli.executor.board import Board
+
+            self._writers.append(stack.enter_context(Board(Path(tensorboard))).add)
+
+
+def _opened(path: Path) -> IO[str]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("w", encoding="utf-8")
+
+
+def _written_at_once(lines: IO[str]) -> Callable[[StepReport], None]:
+    """Write one JSON line a step, so that a killed training leaves what it had."""
 
     def write(step: StepReport) -> None:
         lines.write(json_line(step))

@@ -91,5 +91,6 @@ def model_flops_utilization(plan: Plan, dtype: DType, *, num_samples: int, step_
     if len(known) < len(peaks) or step_s == 0:
         return None
     one_sample = sum(forward_flops(plan.model, unit.kind, plan.seq_len) for unit in model_units(plan.model))
-    fraction = 3.0 * one_sample * num_samples / (sum(known) * step_s)
+    backward = 2.0 - plan.num_frozen_parameters / plan.num_parameters  # frozen weights have no gradient to compute
+    fraction = (1.0 + backward) * one_sample * num_samples / (sum(known) * step_s)
     return fraction if fraction <= 1 else None

@@ -10,6 +10,7 @@ from cephalo_cli.artifacts.plan import Plan, ScheduleName
 from cephalo_cli.artifacts.report import RankReport, Report, StepReport
 from cephalo_cli.executor.journal import StepTimes
 from cephalo_cli.executor.options import TrainingResult, TrainOptions, microbatch_split
+from cephalo_cli.executor.pace import model_flops_utilization
 from cephalo_cli.quantities import format_percent
 from cephalo_cli.timeline import Event, Timeline
 
@@ -103,6 +104,7 @@ def make_result(
         step_s=step_s,
         samples_per_s=plan.global_batch_size / step_s,
         tokens_per_s=tokens / step_s,
+        model_flops_utilization=model_flops_utilization(plan, dtype, num_samples=plan.global_batch_size, step_s=step_s),
         predicted_step_s=plan.expected.step_s if options.engine == "cephalo" else None,
         bottleneck=f"rank {busiest} ({plan.ranks[busiest].device}) computes for "
         f"{format_percent(ranks[busiest].compute_s / step_s)} of the step, longer than any other",
