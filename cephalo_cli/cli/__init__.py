@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from cephalo_cli import __version__
+from cephalo_cli.cli.output import harmless
 from cephalo_cli.errors import ArtifactError, CephaloError
 
 __all__ = ["app", "main", "register_commands"]
@@ -111,7 +112,7 @@ def _unexpected(error: Exception, *, debug: bool) -> int:
 
 def _complain(message: str, context: Any = None) -> None:
     """Print one line on standard error."""
-    line = " ".join(message.split()).removesuffix(".")
+    line = harmless(" ".join(message.split())).removesuffix(".")
     if context is not None:
         line += f" ({context.command_path} --help lists the options)"
     sys.stderr.write(f"cephalo: error: {line}\n")

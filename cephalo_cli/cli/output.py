@@ -6,6 +6,7 @@ quiet  nothing but errors
 """
 
 import errno
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,16 +15,18 @@ from typing import TYPE_CHECKING
 from cephalo_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
     from cephalo_cli.artifacts import Envelope
 
-__all__ = ["Output", "ProgressCallback"]
+__all__ = ["Output", "ProgressCallback", "harmless"]
 
 ProgressCallback = Callable[[float, str], None]
 """Called with the finished fraction of a job and a few words about what is under way."""
 
 TABLE_WIDTH_IN_A_PIPE = 80
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Output:
@@ -77,12 +80,12 @@ class Output:
             return
         console = self._console(stderr=self.path == "-")
         for renderable in renderables():
-            console.print(renderable)
+            console.print(_Harmless(renderable))
 
     def note(self, text: str) -> None:
         """Say something about what was done, on standard error."""
         if not self.quiet and not self.json:
-            sys.stderr.write(text + "\n")
+            sys.stderr.write(harmless(text) + "\n")
 
     def hint(self, command: str) -> None:
         """Name the next command, with the user's own arguments in it."""
@@ -116,6 +119,22 @@ class Output:
         stream = sys.stderr if stderr else sys.stdout
         width = None if stream.isatty() else TABLE_WIDTH_IN_A_PIPE
         return Pipe(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def harmless(text: str) -> str:
+    """Leave out what would move a terminal's cursor or change its colours: names come from files of others."""
+    return _CONTROL.sub("", text)
+
+
+class _Harmless:
+    """Something to print, without the control characters of the words in it."""
+
+    def __init__(self, content: "RenderableType") -> None:
+        self.content = content
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[Segment]":
+        for segment in console.render(self.content, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
 
 def _signed(artifact: "Envelope") -> "Envelope":

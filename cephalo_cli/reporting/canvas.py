@@ -4,6 +4,7 @@ Palette: Okabe and Ito, "Color Universal Design" (2008); hatches repeat the diff
 """
 
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -135,6 +136,8 @@ def save(drawn: "Figure", path: str | Path, *, force: bool = False) -> None:
     kind = check_suffix(path)
     buffer = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    with mpl.rc_context({"svg.hashsalt": "cephalo", "svg.fonttype": "none"}):
+    with mpl.rc_context({"svg.hashsalt": "cephalo", "svg.fonttype": "none"}), warnings.catch_warnings():
+        # A name in a script that no font here has, or one too long for its axes, is drawn as well as can be.
+        warnings.filterwarnings("ignore", message="Glyph .* missing|constrained_layout not applied")
         drawn.savefig(buffer, format=kind, dpi=DOTS_PER_INCH, metadata=metadata, facecolor="white")
     store.write_bytes(buffer.getvalue(), path, force=force)

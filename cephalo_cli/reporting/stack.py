@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cephalo_cli.reporting.sheet import BAD_MARK, Column, Kind, Sheet, Value, shown
+from cephalo_cli.reporting.sheet import BAD_MARK, SHORT_WORD, Column, Kind, Sheet, Value, shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,13 +50,21 @@ def stacked(title: str, sheets: Sequence[Sheet]) -> "RenderableType":
     table.add_column("", no_wrap=True)
     for column in columns.values():
         words = column.key in ("ranks", "device")
-        table.add_column(column.title, justify="left" if words else "right", no_wrap=True)
+        written = [shown(row.get(column.key), kind) for sheet in sheets for kind, row in _rows_with(sheet, column.key)]
+        longest = max(map(len, written), default=0)
+        least = min(longest, SHORT_WORD) if words else longest
+        table.add_column(column.title, justify="left" if words else "right", overflow="fold", min_width=least)
     for sheet in sheets:
         kinds = {column.key: column.kind for column in sheet.columns}
         for number, row in enumerate(sheet.rows):
             cells = [_cell(sheet, number, key, row.get(key), kinds.get(key)) for key in columns]
             table.add_row(sheet.title if number == 0 else "", *cells)
     return Group(Text(title, style="bold"), table)
+
+
+def _rows_with(sheet: Sheet, key: str) -> list[tuple[Kind, Mapping[str, Value]]]:
+    """Rows of a sheet that has a column, with the column's kind."""
+    return [(column.kind, row) for column in sheet.columns if column.key == key for row in sheet.rows]
 
 
 def _cell(sheet: Sheet, number: int, key: str, value: Value, kind: Kind | None) -> "Text":

@@ -1,11 +1,14 @@
 """Standard streams that are full, closed, or read by nobody any more."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.cli.commands import cephalo
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = str(ROOT / "plans/laptop-mixed.json")
@@ -42,3 +45,17 @@ def test_a_reader_that_leaves_is_no_fault(words: str, tmp_path: Path) -> None:
 def test_no_next_command_for_what_came_from_standard_input(tmp_path: Path) -> None:
     ran = shell("cephalo simulate - < $PLAN", tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mred", "\x9b31mred", "bell\x07", "back\x08", "return\rover"])
+def test_names_do_not_reach_into_the_terminal(name: str, tmp_path: Path) -> None:
+    document = json.loads((ROOT / "examples/models/gpt-10m.json").read_text(encoding="utf-8"))
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(document | {"name": name}), encoding="utf-8")
+    shown = cephalo("show", str(file))
+    assert shown.code == 0
+    assert name.translate(dict.fromkeys([*range(32), 0x9B])) in shown.out
+    refused = cephalo("show", name)
+    assert refused.code == 3
+    for character in "\x1b\x9b\x07\x08\r":
+        assert character not in shown.out + refused.err

@@ -141,3 +141,10 @@ def test_neighbours_in_a_bar_differ_in_grey_as_well() -> None:
         assert abs(first - second) > 0.15
     terms = [luminance(colour) for colour in TERMS.values()]
     assert all(abs(one - other) > 0.08 for one, other in itertools.pairwise(terms))
+
+
+def test_a_name_that_no_font_has_is_drawn_without_a_warning(tmp_path: Path) -> None:
+    drawn = plan()
+    cluster = drawn.cluster.model_copy(update={"name": "漢字" * 40})
+    plot_artifact([drawn.model_copy(update={"cluster": cluster})], str(tmp_path / "a.png"), names=["a"], force=False)
+    assert (tmp_path / "a.png").stat().st_size > 0

@@ -152,6 +152,21 @@ def test_predicted_against_measured() -> None:
     assert "samples" not in comparison.rows
 
 
+def test_numbers_stay_beside_names_that_go_on_and_on() -> None:
+    plan = small_plan()
+    report = simulate(plan).report
+    ranks = tuple(rank.model_copy(update={"device": "d" * 150}) for rank in report.ranks)
+    report = report.model_copy(update={"ranks": ranks})
+    names = ["a-" * 40 + "plan.json", "b-" * 40 + "measured.json"]
+    text = printed(compare([report, report], names).tables())
+    short = printed(compare([report, report], ["a.json", "b.json"]).tables())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    for words in ("peak memory", "samples/s"):
+        line = next(line for line in text.splitlines() if line.startswith(words))
+        wanted = next(line for line in short.splitlines() if line.startswith(words))
+        assert line.replace("d", "").split() == wanted.replace("d", "").split()
+
+
 def test_plan_against_plan_shows_what_was_decided_differently() -> None:
     one, other = small_plan(), make_plan(["fast", "middle", "slow", "slow"], [[4], [4], [4], [5]])
     rows = compare([one, other], ["a.json", "b.json"]).rows
