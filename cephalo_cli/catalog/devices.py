@@ -14,7 +14,7 @@ BOARD_LATENCY_S = 5e-6
 """The same over links between the devices of one board."""
 NETWORK = Link(bandwidth_bytes_per_s=1.25e9, latency_s=50e-6)
 """Ten-gigabit Ethernet; one node never uses it."""
-_GROUP = re.compile(r"([^:,]+?)(?::(\d{1,4}))?")
+_GROUP = re.compile(r"([^:,]+?)(?::(\d{1,5}))?")
 
 
 def device(name: str, *, where: str = "catalog") -> DeviceType:

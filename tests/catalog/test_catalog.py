@@ -128,7 +128,11 @@ def test_equal_devices_of_one_board_use_its_links() -> None:
     assert link.bandwidth_bytes_per_s == 450e9
 
 
-@pytest.mark.parametrize("text", ["l4:0", "l4:x", "l4,,p40", "", "l4:-1", "l4:2:3"])
+def test_ten_thousand_devices_of_a_type() -> None:
+    assert len(catalog.cluster_from_gpus("l4:10000").ranks) == 10_000
+
+
+@pytest.mark.parametrize("text", ["l4:0", "l4:x", "l4,,p40", "", "l4:-1", "l4:2:3", "l4:1000000"])
 def test_gpus_that_are_no_list_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a device with a count"):
         catalog.cluster_from_gpus(text)
