@@ -213,6 +213,12 @@ def _check_plan(plan: Plan) -> None:
             where="num_frozen_parameters",
             hint="the model's field frozen says which; profile and plan with it",
         )
+    if plan.fsdp is not None:
+        raise UsageError(
+            "the plan describes a variant of FSDP for the simulator, which the executor does not run",
+            where="fsdp",
+            hint="plan with --strategy fsdp, or train with --engine fsdp2",
+        )
     for rank in plan.ranks:
         where = f"ranks[{rank.rank}].offload"
         backend = plan.cluster.device_types[rank.device].backend

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cephalo_cli.artifacts import Plan
+from cephalo_cli.artifacts.plan import FsdpOptions
 from cephalo_cli.errors import UsageError
 from cephalo_cli.executor import TrainOptions, run_training
 from cephalo_cli.executor.options import check_options, microbatch_split
@@ -33,6 +34,11 @@ REFUSED: dict[str, tuple[Plan, TrainOptions]] = {
         options(),
     ),
     "a cpu device's memory is host memory already": (make_plan(MODEL, [[1]], offload=True), options()),
+    "the plan describes a variant of FSDP for the simulator, which the executor does not run": (
+        make_plan(MODEL, [[1]], schedule="microbatch-major").model_copy(update={"fsdp": FsdpOptions()}),
+        options(),
+    ),
+    "--recompute goes with --even-split; the plan says who does": (PLAN, options(recompute=True)),
     "--even-split is for --engine fsdp2 and ddp; cephalo follows the plan": (PLAN, options(even_split=True)),
     "--microbatch-size needs --even-split; otherwise the plan's microbatches are used": (
         PLAN,
