@@ -83,7 +83,7 @@ def command(
 ) -> None:
     """Find the fastest plan that fits, prove it, and say what to expect.
 
-    Example: cephalo plan profiles/laptop-mixed.json --batch-size 32 -o plans/laptop-mixed.json
+    Example: cephalo plan profiles/laptop-mixed.json --batch-size 32 -o plan.json
 
     Example: cephalo plan --gpus rtx-3090:2,rtx-4090,p40:2 --model llama-7b --seq-len 2048 --dtype float16 -b 64
     """

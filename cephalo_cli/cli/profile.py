@@ -72,7 +72,7 @@ def command(
     Measures on this machine (under torchrun every rank measures its own device) unless told to estimate or import.
 
     Example: cephalo profile examples/clusters/laptop-mixed.json --model examples/models/gpt-10m.json --seq-len 256
-    -o profiles/laptop.json
+    --max-microbatch 8 -o profile.json
     """
     import os
 

@@ -1,4 +1,4 @@
-"""``cephalo show``: render one artifact, or lay two side by side."""
+"""``cephalo show``: render one artifact, or lay several side by side."""
 
 import json as json_text
 from typing import TYPE_CHECKING, Annotated
@@ -30,9 +30,9 @@ def command(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Show what an artifact says; show two of them side by side: plan and report, plan and plan, report and report.
+    """Show what an artifact says, or lay several side by side: plans, reports, or plans with reports.
 
-    Example: cephalo show plans/laptop.json measured.json
+    Example: cephalo show plans/laptop-mixed.json measured.json
     """
     from cephalo_cli.artifacts import store
     from cephalo_cli.cli.output import Output

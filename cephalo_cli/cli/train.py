@@ -135,7 +135,7 @@ def command(
     Starts the plan's ranks on this host; under torchrun (or any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT) each process is one rank.
 
-    Example: cephalo train plans/laptop.json --data python-stdlib --steps 20 -o measured.json
+    Example: cephalo train plans/laptop-mixed.json --data python-stdlib --steps 20 -o measured.json
     """
     import os
     from contextlib import ExitStack
