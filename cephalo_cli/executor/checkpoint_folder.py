@@ -14,6 +14,8 @@ from cephalo_cli.executor.peers import broadcast_value, gather_values
 
 __all__ = ["UnwrittenError", "candidates", "has_checkpoints", "on_rank_0", "prepare_folder", "prune", "replace"]
 
+CUT_SHORT = ("unexpected pos", "PytorchStreamWriter failed")
+"""What torch says when a write did not go through, whatever the system's reason (torch 2.13)."""
 PROBE = ".shared"
 """Name of the file that shows whether all ranks see the same folder."""
 
@@ -109,6 +111,8 @@ def on_rank_0(work: Callable[[], None], folder: Path, group: dist.ProcessGroup) 
 def unwritten(folder: Path, reason: BaseException | str) -> UnwrittenError:
     """The error for a reason."""
     words = (reason.strerror if isinstance(reason, OSError) else None) or str(reason)
+    if any(sign in words for sign in CUT_SHORT):
+        words = "a file was cut short; is the disk full?"
     return UnwrittenError(
         f"the checkpoint cannot be written: {words}", where=str(folder), hint="earlier checkpoints are untouched"
     )

@@ -61,12 +61,12 @@ class Saver:
         """The last step that is safe."""
         self.unsaved: str | None = None
         """Why the last save failed, if it did."""
-        self._step = 0
+        self._step: int | None = None
 
     def save(self, manifest: Manifest, shards: Mapping[str, Shard]) -> None:
-        """Save a checkpoint, or start to."""
+        """Save a checkpoint, or start to; each step is tried once."""
         self.wait()
-        if self.saved_step == manifest.step:
+        if manifest.step in (self.saved_step, self._step):
             return
         self._step = manifest.step
         if not self._is_async:

@@ -34,6 +34,8 @@ STUCK_AFTER_S = 5.0
 """How long ranks may take to end after another one failed."""
 GRACE_S = 60
 """How long ranks may take to end after a signal: they save a checkpoint."""
+ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that end a job."""
 POLL_S = 0.1
 """How often ranks are looked at."""
 BOOTSTRAP = (
@@ -192,21 +194,33 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
         self._on_event = on_event
         self._read_bytes = [0] * num_ranks
         self._polls_since_failure = 0
+        self._num_signals = 0
+        self._wakeup_before = -1
+        self._heard_fd, self._told_fd = os.pipe()
+        for descriptor in (self._heard_fd, self._told_fd):
+            os.set_blocking(descriptor, False)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cephalo-watch", daemon=True)
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._wakeup_before = signal.set_wakeup_fd(self._told_fd, warn_on_full_buffer=False)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._wakeup_before)
+        for descriptor in (self._heard_fd, self._told_fd):
+            os.close(descriptor)
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_S):
             self._pass_on_events()
             self._end_the_stuck()
+            self._obey_a_second_signal()
         self._pass_on_events()
 
     def _pass_on_events(self) -> None:
@@ -223,7 +237,7 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
 
     def _end_the_stuck(self) -> None:
         reports = [read_report(self._job, rank) for rank in range(self._num_ranks)]
-        alive = {rank: pid for rank in range(self._num_ranks) if (pid := self._living(rank)) is not None}
+        alive = self._alive()
         started = [(self._job / f"pid-{rank}").exists() for rank in range(self._num_ranks)]
         failed = any(
             (report is None and started[rank] and rank not in alive)
@@ -232,10 +246,24 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
         )
         self._polls_since_failure += failed
         if self._polls_since_failure * POLL_S > STUCK_AFTER_S:
-            for rank, pid in alive.items():
-                self.cut_short.setdefault(rank, "was stopped (SIGSTOP)" if _is_stopped(pid) else "hung")
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
+            self._kill(alive)
+
+    def _obey_a_second_signal(self) -> None:
+        """The agent waits for ranks after the first signal; after a second one there is nothing to wait for."""
+        with contextlib.suppress(BlockingIOError):
+            self._num_signals += sum(number in ENDING for number in os.read(self._heard_fd, 64))
+        if self._num_signals > 1:
+            self._kill(self._alive())
+
+    def _kill(self, alive: Mapping[int, int]) -> None:
+        for rank, pid in alive.items():
+            self.cut_short.setdefault(rank, "was stopped (SIGSTOP)" if _is_stopped(pid) else "hung")
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _alive(self) -> dict[int, int]:
+        """Processes of the ranks that have started and not ended."""
+        return {rank: pid for rank in range(self._num_ranks) if (pid := self._living(rank)) is not None}
 
     def _living(self, rank: int) -> int | None:
         """The rank's process, if it has started and not ended."""

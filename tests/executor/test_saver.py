@@ -1,9 +1,9 @@
 """Saving beside the training, keeping the last few, and outliving a full disk."""
 
 import contextlib
+import errno
 import os
 import pickle
-import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.checkpoint.filesystem import FileSystem
 
 from cephalo_cli.executor import Callbacks, TrainOptions, saver
 from cephalo_cli.executor.checkpoint import save_checkpoint
@@ -24,7 +25,6 @@ from tests.executor.ranks import Job, Ranks, Trained, train_job
 
 PLAN = make_plan(make_model(num_layers=1), [[2, 1], [1]], [0.7, 0.3])
 WAIT_S = 30.0
-FILE_LIMIT_BYTES = 1024
 
 
 def job(folder: Path, num_steps: int = 4, **options: Any) -> Job:
@@ -103,21 +103,21 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_training(ranks: Ranks, tmp_p
     assert steps_in(tmp_path / "healed") == [1, 3, 4]
     assert len(told) == 1
     assert told[0].startswith("training goes on although a checkpoint is missing: step 2: ")
-    assert "the checkpoint cannot be written: " in told[0]
+    assert "the checkpoint cannot be written: No space left on device" in told[0]
     assert unsaved is None
     assert steps_in(tmp_path / "full") == [1]
-    assert len(told_full) == 4
+    assert len(told_full) == 3
     assert "the checkpoint cannot be written: " in unsaved_full
 
 
 def train_on_a_full_disk(context: ProcessContext, given: Job) -> Any:
-    """Train; rank 1 can write no file of more than some bytes while the saves of some steps run."""
+    """Train; rank 1's disk is full while the saves of some steps run."""
     first, end = given.arguments
     told: list[str] = []
     save = save_checkpoint
 
     def save_or_fail(folder: Path, manifest: Any, *arguments: Any, **options: Any) -> Path:
-        with _small_files() if context.rank == 1 and first <= manifest.step < end else contextlib.nullcontext():
+        with _full_disk() if context.rank == 1 and first <= manifest.step < end else contextlib.nullcontext():
             return save(folder, manifest, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -127,14 +127,21 @@ def train_on_a_full_disk(context: ProcessContext, given: Job) -> Any:
 
 
 @contextlib.contextmanager
-def _small_files() -> Iterator[None]:
-    """Have the kernel refuse writes beyond a small size, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT_BYTES, before[1]))
-    try:
+def _full_disk() -> Iterator[None]:
+    """Have shards fail to be written, when a part of them is there already."""
+    create = FileSystem.create_stream
+
+    @contextlib.contextmanager
+    def create_and_fail(self: FileSystem, path: Any, mode: str) -> Iterator[Any]:
+        with create(self, path, mode) as stream:
+            if str(path).endswith(".distcp"):
+                stream.write(b"part")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            yield stream
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileSystem, "create_stream", create_and_fail)
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class Malice:

@@ -122,6 +122,14 @@ def fail(context: ProcessContext, how: str) -> None:
     dist.all_reduce(total)
 
 
+def ignore_signals(context: ProcessContext, _: object) -> None:
+    """Say which process this is, then wait, whatever comes."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    context.emit(os.getpid())
+    time.sleep(300)
+
+
 def wait_for_signal(context: ProcessContext, _: object) -> None:
     """Say which process this is, then wait."""
     context.emit(os.getpid())

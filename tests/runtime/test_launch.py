@@ -3,6 +3,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,22 +74,27 @@ def test_without_control_groups_devices_hold_themselves_back(make_cluster: MakeC
         run_ranks("rank_entries:describe", {"num_elements": 200_000_000}, cluster, use_cgroups=False)
 
 
-def test_ctrl_c_ends_every_rank(make_cluster: MakeCluster) -> None:
+@pytest.mark.parametrize(("entry", "num_signals"), [("wait_for_signal", 1), ("ignore_signals", 2)])
+def test_ctrl_c_ends_every_rank_and_a_second_one_does_not_wait(
+    make_cluster: MakeCluster, entry: str, num_signals: int
+) -> None:
     code = (
         "import sys; from cephalo_cli.artifacts import Cluster; from cephalo_cli.runtime.launch import run_ranks\n"
         "from cephalo_cli.errors import InterruptedRunError\n"
-        "try: run_ranks('rank_entries:wait_for_signal', None, Cluster.model_validate_json(sys.argv[1]),\n"
+        "try: run_ranks('rank_entries:' + sys.argv[2], None, Cluster.model_validate_json(sys.argv[1]),\n"
         "               on_event=lambda rank, pid: print(pid, flush=True))\n"
         "except InterruptedRunError as error: sys.exit(error.exit_code)\n"
     )
     cluster = make_cluster([None, None]).model_dump_json(exclude_none=True)
     with subprocess.Popen(
-        [sys.executable, "-c", code, cluster], stdout=subprocess.PIPE, text=True, env=_environ()
+        [sys.executable, "-c", code, cluster, entry], stdout=subprocess.PIPE, text=True, env=_environ()
     ) as parent:
         assert parent.stdout is not None
         pids = [int(parent.stdout.readline()) for _ in range(2)]
         assert all(map(alive, pids))
-        parent.send_signal(signal.SIGINT)
+        for _ in range(num_signals):
+            parent.send_signal(signal.SIGINT)
+            time.sleep(1.0)
         assert parent.wait(30) == 130
     assert not any(map(alive, pids))
 
