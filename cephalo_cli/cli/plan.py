@@ -85,7 +85,7 @@ def command(
 
     Example: cephalo plan profiles/laptop-mixed.json --batch-size 32 -o plan.json
 
-    Example: cephalo plan --gpus rtx-3090:2,rtx-4090,p40:2 --model llama-7b --seq-len 2048 --dtype float16 -b 64
+    Example: cephalo plan --gpus rtx-3090:2,rtx-4090,p40:2 --model llama-3b --seq-len 2048 --dtype float16 -b 64
     """
     from cephalo_cli.cli.output import Output
     from cephalo_cli.cli.planning import Question, check_file
