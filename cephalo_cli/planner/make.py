@@ -81,6 +81,8 @@ class _Plans:
             raise UsageError(f"a batch of {batch_size} samples trains nothing", where="--batch-size")
         deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
         self.problem: Problem = make_problem(basis, settings, batch_size)
+        if any(group.limit_bytes == 0 for group in self.problem.groups):
+            raise infeasible(self.problem)
         self.solution = solve(self.problem, deadline)
         self.late = self.solution is None and deadline is not None and time.monotonic() > deadline
         self.others = other_strategies(self.problem)
@@ -136,6 +138,6 @@ def _proof(status: str, decided: Decided, bound_s: float) -> SolverProof:
     step_s = decided.estimate.step_s
     lower = min(bound_s, step_s)
     gap = (step_s - lower) / step_s if step_s > 0 else 0.0
-    if status == "optimal" and gap <= SAME:
-        gap = 0.0
+    if status == "optimal" and gap <= 2 * SAME:
+        lower, gap = step_s, 0.0
     return SolverProof.model_validate({"status": status, "lower_bound_s": lower, "gap": gap})

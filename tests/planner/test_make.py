@@ -171,3 +171,25 @@ def test_a_time_limit_of_nothing_says_so(random_profile: Make) -> None:
         assert error.exit_code == 5  # noqa: PT017 - either answer is right
     else:
         assert plan.solver.lower_bound_s <= plan.expected.step_s
+
+
+def test_a_memory_of_nothing_is_infeasible(simple_profile: Make) -> None:
+    profile = simple_profile({"whole": (1, AMPLE, 1e-3), "tiny": (1, 1, 1e-3)})
+    with pytest.raises(InfeasibleError, match=r"rank 1 \(tiny\) is .* bytes\) over its limit; the term .* is start-up"):
+        make_plan(profile, 8)
+    with pytest.raises(InfeasibleError, match=r"rank 0 \(whole\) is .* over its limit"):
+        make_plan(profile, 8, settings=PlanSettings(memory_fraction=1e-12))
+
+
+def test_what_is_proven_within_the_tolerance_has_no_gap(random_profile: Make) -> None:
+    proven = 0
+    for seed in range(20):
+        try:
+            plan = make_plan(random_profile(seed), 5)
+        except InfeasibleError:
+            continue
+        if plan.solver.status == "optimal":
+            assert plan.solver.gap == 0.0
+            assert plan.solver.lower_bound_s == plan.expected.step_s
+            proven += 1
+    assert proven >= 5
