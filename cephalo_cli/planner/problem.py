@@ -28,6 +28,7 @@ from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitKind
 from cephalo_cli.costmodel.compute import RankChoice, optimizer_s
 from cephalo_cli.costmodel.memory import accumulation_bytes, limit_bytes, state_bytes
 from cephalo_cli.errors import UsageError
+from cephalo_cli.planner.sane import refuse_absurd
 from cephalo_cli.schedule import Phase, StepStages, step_stages
 from cephalo_cli.units import DTYPE_BYTES, model_units
 
@@ -149,7 +150,9 @@ def make_problem(basis: Basis, settings: PlanSettings, batch_size: int) -> Probl
 
     Raises:
         UsageError: The settings ask for something a device type cannot do.
+        ArtifactError: The profile has a number that no hardware has.
     """
+    refuse_absurd(basis)
     step = step_stages("layer-major", model_units(basis.model))
     stages, first, last = _stage_classes(basis, step)
     num_ranks = len(basis.cluster.ranks)
