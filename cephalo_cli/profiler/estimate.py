@@ -41,6 +41,12 @@ HOST_COPY_EFFICIENCY = 0.8
 OPTIMIZER_BYTES = 30
 OPTIMIZER_EFFICIENCY = 0.75
 
+LARGEST_MICROBATCH = 4096
+"""Curves are given at every size, so larger ones take long and say nothing more."""
+
+MOST_ELEMENTS = 2**50
+"""Parameters of a model, or elements of one tensor, above which counts of bytes overflow."""
+
 _Memory = dict[tuple[UnitKind, Attention], list[UnitMemory]]
 
 
@@ -77,12 +83,13 @@ def estimate_profile(
         calibration: A profile measured on some of the devices, with any model; it corrects their estimates.
 
     Raises:
-        UsageError: A device cannot run the dtype, two devices cannot be in one group of collectives, or the length does
-            not fit the model.
+        UsageError: A device cannot run the dtype, two devices cannot be in one group of collectives, the length does
+            not fit the model, the microbatch is too large, or the model is larger than anything that can be counted.
         ArtifactError: A custom device type lacks a fact that the estimate needs.
     """
     cluster = catalog.resolve_cluster(cluster)
     tokens = tokens_of_sample(model, seq_len)
+    _expect_countable(model, tokens, max_microbatch)
     used = dict.fromkeys(place.device for place in cluster.ranks)
     types = {name: cluster.device_types[name] for name in used}
     _expect_one_vendor(types)
@@ -163,6 +170,30 @@ def _rates(name: str, device: DeviceType, dtype: DType) -> tuple[float, float]:
         )
     speed = device.emulated_speed or 1.0
     return device.peak_flops[dtype] * speed, device.memory_bandwidth_bytes_per_s * speed
+
+
+def _expect_countable(model: Model, tokens: int, max_microbatch: int) -> None:
+    """Refuse sizes whose bytes overflow, or whose curves would be endless."""
+    if max_microbatch > LARGEST_MICROBATCH:
+        raise UsageError(
+            f"found {max_microbatch}, expected at most {LARGEST_MICROBATCH} in an estimate", where="--max-microbatch"
+        )
+    parameters = num_parameters(model)
+    if parameters > MOST_ELEMENTS:
+        raise UsageError(
+            f"{model.name} has {parameters:.3g} parameters, expected at most {MOST_ELEMENTS:.3g}",
+            where="--model",
+            hint="look at hidden_size, ffn_size, vocab_size and num_layers",
+        )
+    widest = max(model.hidden_size, model.ffn_size, model.vocab_size or 0, model.num_heads * tokens)
+    elements = max_microbatch * tokens * widest
+    if elements > MOST_ELEMENTS:
+        raise UsageError(
+            f"a microbatch of {max_microbatch} samples has a tensor of {elements:.3g} elements, "
+            f"expected at most {MOST_ELEMENTS:.3g}",
+            where="--seq-len",
+            hint="shorten it, or lower --max-microbatch",
+        )
 
 
 def _expect_one_vendor(types: dict[str, DeviceType]) -> None:

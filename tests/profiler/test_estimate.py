@@ -209,3 +209,14 @@ def test_images_have_the_length_of_their_patches() -> None:
     assert profile.seq_len == 197
     with pytest.raises(UsageError, match="follows from its images: 197"):
         _estimate("l4", "vit-base", 512, "float32")
+
+
+def test_sizes_beyond_counting_are_refused() -> None:
+    endless = catalog.model("gpt2").model_copy(update={"hidden_size": 12 * 10**17})
+    with pytest.raises(UsageError, match=r"--model: gpt2 has .* parameters, expected at most"):
+        estimate_profile(catalog.cluster_from_gpus("l4"), endless, seq_len=16, dtype="float32")
+    with pytest.raises(UsageError, match="--max-microbatch: found 2147483647, expected at most 4096"):
+        _estimate("l4", "gpt2", 16, "float32", max_microbatch=2**31 - 1)
+    long = catalog.model("llama-7b").model_copy(update={"max_seq_len": 2**40})
+    with pytest.raises(UsageError, match=r"--seq-len: a microbatch of 32 samples has a tensor of .* elements"):
+        estimate_profile(catalog.cluster_from_gpus("l4"), long, seq_len=2**40, dtype="float32")
