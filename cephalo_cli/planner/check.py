@@ -6,12 +6,17 @@ Shares no code with the search or the cost model, so that it can catch them out.
 import math
 from typing import NoReturn
 
+from cephalo_cli.artifacts.faults import one_of, shown
 from cephalo_cli.artifacts.plan import Plan, RankPlan
 from cephalo_cli.errors import ArtifactError
 from cephalo_cli.planner.recount import RankAccount, StepAccount
 from cephalo_cli.quantities import format_bytes, format_seconds
+from cephalo_cli.units import num_parameters
 
 __all__ = ["check_plan"]
+
+BOUNDS = ("compute", "network", "copy", "optimizer")
+"""What a step may wait for most."""
 
 CLOSE = 1e-9
 """Relative difference of seconds that rounding may cause."""
@@ -26,6 +31,7 @@ def check_plan(plan: Plan) -> None:
     Raises:
         ArtifactError: A number does not hold; the message names its field, what was found and what was expected.
     """
+    _check_model(plan)
     account = StepAccount(plan)
     _check_splits(plan)
     verified: set[int] = set()
@@ -45,6 +51,13 @@ def check_plan(plan: Plan) -> None:
 
 def _fail(where: str, message: str) -> NoReturn:
     raise ArtifactError(message, where=where, hint="plan again from the profile")
+
+
+def _check_model(plan: Plan) -> None:
+    counted = num_parameters(plan.model)
+    imported = any(device.method == "imported" for device in plan.devices.values())
+    if plan.num_parameters != counted and not imported:
+        _fail("num_parameters", f"found {plan.num_parameters}, expected {counted}, the model's own count")
 
 
 def _check_splits(plan: Plan) -> None:
@@ -122,6 +135,8 @@ def _check_step(plan: Plan, account: StepAccount) -> None:
     _same_seconds("expected.samples_per_s", expected.samples_per_s, rate)
     tokens = rate * plan.model.tokens_per_sample(plan.seq_len)
     _same_seconds("expected.tokens_per_s", expected.tokens_per_s, tokens)
+    if expected.bound not in BOUNDS:
+        _fail("expected.bound", f"found {shown(expected.bound)}, expected {one_of(BOUNDS)}")
 
 
 def _check_proof(plan: Plan) -> None:
@@ -146,6 +161,9 @@ def _check_alternatives(plan: Plan) -> None:
             _fail(f"{where}.reason", "a reason is given exactly where a strategy is not feasible")
         if other.feasible and (other.step_s is None or (other.peak_memory_fraction or 0.0) > 1.0):
             _fail(where, "says feasible, but has no step time or more memory than its limit")
+        if other.step_s is not None and other.step_s > 0.0:
+            rate = plan.global_batch_size / other.step_s
+            _same_seconds(f"{where}.samples_per_s", other.samples_per_s or 0.0, rate)
         faster = other.feasible and other.step_s is not None and other.step_s < plan.expected.step_s * (1.0 - CLOSE)
         if plan.strategy == "cephalo" and plan.solver.status == "optimal" and faster:
             _fail(f"{where}.step_s", f"{other.strategy} is faster than a plan that says it is optimal")

@@ -148,5 +148,25 @@ def test_alternatives_must_make_sense(plan: Plan) -> None:
     refused(Alternative(strategy="fsdp", feasible=False), "alternatives.0..reason: a reason")
     refused(Alternative(strategy="fsdp", feasible=True), "alternatives.0.: says feasible, but has no step time")
     refused(
-        Alternative(strategy="fsdp", feasible=True, step_s=1e-9), "fsdp is faster than a plan that says it is optimal"
+        Alternative(strategy="fsdp", feasible=True, step_s=1e-9, samples_per_s=9e9),
+        "fsdp is faster than a plan that says it is optimal",
     )
+    refused(
+        Alternative(strategy="fsdp", feasible=True, step_s=9.0, samples_per_s=2.0),
+        r"alternatives.0..samples_per_s: found 2 .* expected 1",
+    )
+
+
+def test_a_bound_that_is_no_word_of_ours_is_refused(plan: Plan) -> None:
+    expected = plan.expected.model_copy(update={"bound": "magic"})
+    with pytest.raises(ArtifactError, match=r"expected\.bound: found .magic., expected"):
+        check_plan(plan.model_copy(update={"expected": expected}))
+
+
+def test_the_parameters_are_those_of_the_model_unless_imported(plan: Plan) -> None:
+    devices = {name: device.model_copy(update={"method": "estimated"}) for name, device in plan.devices.items()}
+    count = plan.num_parameters + 1
+    with pytest.raises(ArtifactError, match=f"num_parameters: found {count}, expected {plan.num_parameters}, the"):
+        check_plan(plan.model_copy(update={"num_parameters": count, "devices": devices}))
+    with pytest.raises(ArtifactError, match=r"ranks\[0\]"):
+        check_plan(plan.model_copy(update={"num_parameters": 2 * count}))
