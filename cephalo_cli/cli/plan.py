@@ -59,7 +59,8 @@ def command(
         ),
     ] = None,
     time_limit: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Return the best plan found by then, with its true gap.")
+        float | None,
+        typer.Option(metavar="SECONDS", help="Return the best plan found by then, with its gap; 30 for auto and max."),
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what binds on each rank and what changes would gain, planned again.")

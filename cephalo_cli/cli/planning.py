@@ -83,7 +83,7 @@ class Question:
             store.check_writable(out.path, force=force)
         basis, inputs = self._basis()
         with out.progress("planning"):
-            plans = self._plans(basis, batch, settings, inputs)
+            plans = self._plans(basis, batch, settings, inputs, out)
         explanation = None
         if self.explain:
             from cephalo_cli.planner import explain
@@ -120,13 +120,19 @@ class Question:
             out.hint("add -o PLAN.json to keep the plan, then cephalo train PLAN.json --data SOURCE --steps N")
 
     def _plans(
-        self, basis: "Basis", batch: int | None, settings: "PlanSettings", inputs: "tuple[InputFile, ...]"
+        self,
+        basis: "Basis",
+        batch: int | None,
+        settings: "PlanSettings",
+        inputs: "tuple[InputFile, ...]",
+        out: "Output",
     ) -> "list[Plan]":
         from cephalo_cli.planner import choose_batch, choose_devices, make_all_plans, make_plan
 
         if batch is None:
             goal = cast("Literal['auto', 'max']", self.batch_size)
-            return [choose_batch(basis, goal, self.max_batch_size or LARGEST_BATCH, settings, inputs=inputs)]
+            largest, limit = self.max_batch_size or LARGEST_BATCH, self.time_limit
+            return [choose_batch(basis, goal, largest, settings, time_limit_s=limit, say=out.note, inputs=inputs)]
         if self.drop_devices or self.objective == "cost":
             return [choose_devices(basis, batch, settings, objective=self.objective, inputs=inputs)]
         if self.strategy == "all":
@@ -197,8 +203,8 @@ class Question:
                 "leave out --strategy",
             ),
             (
-                searches and self.time_limit is not None,
-                "--time-limit goes with one batch size on all devices",
+                (self.drop_devices or self.objective == "cost") and self.time_limit is not None,
+                "--drop-devices and --objective cost take no --time-limit",
                 "leave it out",
             ),
             (

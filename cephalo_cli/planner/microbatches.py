@@ -48,10 +48,10 @@ def list_exactly(
     table = _Table(listing, targets, least, window)
     wanted = set(targets.tolist())
     for size in range(1, min(costs.max_size, most) + 1):
-        if deadline is not None and time.monotonic() > deadline:
-            return False
         rises = costs.beside_bytes[size] >= costs.beside_bytes[1 : size + 1].max()
         for samples in range(size, most + 1):
+            if deadline is not None and time.monotonic() > deadline:
+                return False
             if len(table.vectors[samples - size]):
                 vectors, entries = table.extend(samples, size, keep_dominated=not rises)
                 if samples in wanted and len(entries):

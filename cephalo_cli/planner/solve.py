@@ -83,9 +83,11 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
         if search.timed_out:
             return _solution(problem, concrete, search.best, min(ideal + least_exposed, bound), proven=False)
         if spent <= window.budget_s:
-            return _settle(
-                problem, bounds, concrete, search.best, window=replace(window, budget_s=spent), deadline=deadline
-            )
+            window = replace(window, budget_s=spent)
+            found = _settle(problem, bounds, concrete, search.best, window=window, deadline=deadline)
+            if found is None:
+                return _solution(problem, concrete, search.best, ideal + least_exposed, proven=False)
+            return found
         budgets = [spent * (1.0 + ROUNDING)]
     return None
 
@@ -98,22 +100,23 @@ def _settle(
     *,
     window: Window,
     deadline: float | None,
-) -> Solution:
-    """Prove the best plan of the concrete options, or find a better one among all."""
+) -> Solution | None:
+    """Prove the best plan of the concrete options, or find a better one among all; None where time is up before."""
     if not problem.moves:
         relaxed = [without_dominated(bound.relaxed, window.flat_s) for bound in bounds]
         needed = Search(problem, relaxed, deadline, best).needed()
         if needed is None:
             return _solution(problem, concrete, best, best.limits.step_s * (1.0 - TOLERANCE), proven=True)
         window = replace(window, floors_s=needed, flat_s=needed)
-    listed, complete = [], True
+    listed = []
     for bound, known in zip(bounds, concrete, strict=True):
         parts = [known]
         for mode, costs in enumerate(bound.costs):
             targets = open_samples(bound, mode, window)
             if len(targets):
                 listing = Listing(group=known.group, mode=mode, costs=costs, history=bound.history)
-                complete &= list_exactly(listing, targets, bound.least[mode], window, deadline=deadline)
+                if not list_exactly(listing, targets, bound.least[mode], window, deadline=deadline):
+                    return None
                 parts.append(listing.options(problem))
         listed.append(without_dominated(join_options(parts), window.flat_s) if len(parts) > 1 else known)
     if all(now is before for now, before in zip(listed, concrete, strict=True)):
@@ -123,9 +126,7 @@ def _settle(
     if search.best is None:
         raise AssertionError("a search does not lose its plan")
     options = concrete if search.best is best else listed
-    if not complete:
-        lower = min(lower, compute_bound_s(problem))
-    return _solution(problem, options, search.best, lower, proven=complete and not search.timed_out)
+    return _solution(problem, options, search.best, lower, proven=not search.timed_out)
 
 
 def _searcher(problem: Problem) -> type[Search] | type[ColumnSearch]:

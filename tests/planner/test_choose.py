@@ -1,10 +1,12 @@
+import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from cephalo_cli.artifacts.plan import PlanSettings
 from cephalo_cli.artifacts.profile import Profile
-from cephalo_cli.errors import InfeasibleError, UsageError
+from cephalo_cli.errors import InfeasibleError, TimeLimitError, UsageError
 from cephalo_cli.planner import choose_batch, choose_devices, cost_per_token, explain, make_plan
 
 Make = Callable[..., Profile]
@@ -44,6 +46,29 @@ def test_max_finds_the_largest_batch_that_fits(simple_profile: Make) -> None:
     with pytest.raises(InfeasibleError):
         make_plan(profile, plan.global_batch_size + 1, settings=settings)
     assert choose_batch(simple_profile({"a": (1, AMPLE, 1e-3)}), "max", 50).global_batch_size == 50
+
+
+def test_when_time_is_up_the_best_batch_so_far_is_taken_and_said(
+    random_profile: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(0.0, 10.0)
+    monkeypatch.setattr("cephalo_cli.planner.choose.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    words: list[str] = []
+    plan = choose_batch(random_profile(0, moving=True), "auto", 60, time_limit_s=75.0, say=words.append)
+    assert plan.global_batch_size == 4
+    assert words == ["time was up after 75 s: 57 batch sizes up to 60 were not tried"]
+
+
+def test_no_batch_in_no_time(random_profile: Make) -> None:
+    with pytest.raises(TimeLimitError, match="no plan was found in time"):
+        choose_batch(random_profile(0, moving=True), "auto", 60, time_limit_s=1e-9)
+
+
+def test_the_largest_batch_is_planned_within_the_time_and_tells_its_gap(random_profile: Make) -> None:
+    plan = choose_batch(random_profile(0, moving=True), "max", 60, time_limit_s=1e-9)
+    assert plan.global_batch_size == 60
+    assert plan.solver.status == "time-limit"
+    assert plan.solver.gap > 0.1
 
 
 def test_nothing_to_choose_from_is_infeasible(simple_profile: Make) -> None:
