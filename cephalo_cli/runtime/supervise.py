@@ -161,7 +161,7 @@ def _unreported(
         limit = cluster.device_types[cluster.ranks[rank].device].memory_bytes or 0
         error = MemoryLimitError(
             f"{name} was killed because it went over its memory limit of {format_bytes(limit)}",
-            hint="plan with a smaller --memory-fraction or a larger --reserve",
+            hint="profile with a smaller --max-microbatch; plan with a smaller --memory-fraction or a larger --reserve",
         )
         error.rank = rank
         return error

@@ -50,7 +50,7 @@ def test_a_lost_rank_is_named_and_nothing_stays(
     assert ended.value.exit_code == 6
     assert ended.value.message == f"rank 1 (core on host) {reason}"
     assert time.monotonic() - start < 2 * LIMIT_S + TIMEOUT_S
-    assert len(pids) == 2
+    assert len(pids) == 2 or (moment == "START" and pids)  # the other rank may not have come so far
     assert not any(Path("/proc", str(pid)).exists() for pid in pids)
     kept = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
     assert kept == saved

@@ -114,13 +114,14 @@ def test_gradients_accumulate_in_float32_whatever_computes(kind: str, dtype: tor
 
 
 def test_sizes_that_would_fill_the_memory_are_not_tried() -> None:
+    # a CPU process is taken to hold twice what lives
     curve = {size: UnitMemory(working_bytes=size * 2**40, saved_bytes=0) for size in (1, 2, 4)}
     units = measure_units(
         MODEL,
         seq_len=16,
         dtype="float32",
         device=CPU,
-        capacity_bytes=3 * 2**40,
+        capacity_bytes=5 * 2**40,
         curves={"block": curve},
         clock=time.perf_counter,
         compute=contextlib.nullcontext,
