@@ -1,6 +1,6 @@
 """How long planning takes, by ranks, device types and batch: time, peak memory and gap, as a table or as JSON.
 
-    python tests/benchmarks/planner.py [--json] [--sizes small|all]
+    python tests/benchmarks/planner.py [--json] [--max-ranks N]
 
 Curves follow a roofline with a fixed overhead a microbatch and a few percent of reproducible noise, for embedding,
 block and head; the network is a ring; memory is short enough that the smallest devices cannot take an even share.
