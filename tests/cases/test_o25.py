@@ -50,7 +50,9 @@ def test_o25_a_wrong_setting_is_one_line_with_its_path(name: str, tmp_path: Path
     assert ran.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("content", "message"), [("", "is empty"), ('{"kind": "pl', "is cut off: unterminated string")])
+@pytest.mark.parametrize(
+    ("content", "message"), [("", "is empty"), ('{"kind": "pl', "is cut off: unterminated string")]
+)
 def test_o25_empty_and_cut_off_files(content: str, message: str, tmp_path: Path) -> None:
     """O25: an empty and a truncated file."""
     path = tmp_path / "plan.json"
