@@ -27,7 +27,7 @@ from cephalo_cli.artifacts.model import Model
 from cephalo_cli.executor.flat import FlatLayout, flat_layout, place_parameters
 from cephalo_cli.executor.frozen import FrozenPart
 from cephalo_cli.layout import Range
-from cephalo_cli.models import build_unit, initialise_
+from cephalo_cli.models import build_unit, starting_values
 from cephalo_cli.runtime.collectives import Pending, ShardedCollectives
 from cephalo_cli.units import Unit, is_frozen
 
@@ -111,19 +111,17 @@ class ShardedUnit:
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw the unit's starting weights; only this one unit is ever whole, and in the state dtype."""
-        with torch.device("meta"):
-            module = build_unit(self._model, self.unit.kind)
-        whole = torch.empty(self.layout.num_elements, dtype=self._dtypes.state, device=self.master.device)
-        place_parameters(module, self.layout, whole)
-        frozen = self.frozen
-        if frozen is not None:
-            whole_frozen = torch.empty(frozen.layout.num_elements, dtype=whole.dtype, device=whole.device)
-            place_parameters(module, frozen.layout, whole_frozen, trained=False)
-        initialise_(module, self._model, self.unit.index, seed)
-        self.master.copy_(whole[self.own.start : self.own.stop])
-        if frozen is not None:
-            frozen.master.copy_(whole_frozen[frozen.own.start : frozen.own.stop])
+        """Draw the starting weights, parameter by parameter, straight into the shard; the unit is never whole here."""
+        parts = [(self.layout, self.own, self.master)]
+        if self.frozen is not None:
+            parts.append((self.frozen.layout, self.frozen.own, self.frozen.master))
+        for layout, own, master in parts:
+            for slot in layout.slots:
+                start, stop = max(slot.start, own.start), min(slot.stop, own.stop)
+                if start < stop:
+                    values = starting_values(slot.name, slot.shape, self._model, self.unit.index, seed).flatten()
+                    piece = values if len(values) == 1 else values[start - slot.start : stop - slot.start]
+                    master[start - own.start : stop - own.start] = piece.to(master.device)
         self.refresh()
 
     @torch.no_grad()

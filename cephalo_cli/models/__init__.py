@@ -10,8 +10,8 @@ The units of a family have one shape of call:
 index alone, so that every plan starts from the same model.
 """
 
-from cephalo_cli.models.build import build_unit, initialise_
+from cephalo_cli.models.build import build_unit, initialise_, starting_values
 from cephalo_cli.models.dropout import DropoutKey
 from cephalo_cli.models.loss import IGNORED_TARGET
 
-__all__ = ["IGNORED_TARGET", "DropoutKey", "build_unit", "initialise_"]
+__all__ = ["IGNORED_TARGET", "DropoutKey", "build_unit", "initialise_", "starting_values"]

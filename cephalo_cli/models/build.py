@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from cephalo_cli.artifacts.profile import UnitKind
 from cephalo_cli.errors import UsageError
 from cephalo_cli.models import gpt, llama
 
-__all__ = ["build_unit", "initialise_"]
+__all__ = ["build_unit", "initialise_", "starting_values"]
 
 INIT_STD = 0.02
 """Standard deviation of starting matrices (Radford et al. 2019; GPT-2's published code)."""
@@ -53,13 +54,16 @@ def initialise_(module: nn.Module, model: Model, unit_index: int, seed: int) -> 
     device and dtype starts from the same model.
     """
     for name, parameter in module.named_parameters():
-        if parameter.ndim < 2:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-            continue
-        std = INIT_STD / math.sqrt(2 * model.num_layers) if name.endswith("out.weight") else INIT_STD
-        generator = torch.Generator().manual_seed(_seed_of(seed, unit_index, name))
-        draw = torch.empty(parameter.shape, dtype=torch.float32, device="cpu").normal_(std=std, generator=generator)
-        parameter.copy_(draw)
+        parameter.copy_(starting_values(name, parameter.shape, model, unit_index, seed))
+
+
+def starting_values(name: str, shape: Sequence[int], model: Model, unit_index: int, seed: int) -> torch.Tensor:
+    """Draw one parameter's starting values, see `initialise_`; one number for all of them where they are equal."""
+    if len(shape) < 2:
+        return torch.tensor(0.0 if name.endswith("bias") else 1.0)
+    std = INIT_STD / math.sqrt(2 * model.num_layers) if name.endswith("out.weight") else INIT_STD
+    generator = torch.Generator().manual_seed(_seed_of(seed, unit_index, name))
+    return torch.empty(tuple(shape), dtype=torch.float32, device="cpu").normal_(std=std, generator=generator)
 
 
 def _seed_of(seed: int, unit_index: int, name: str) -> int:
