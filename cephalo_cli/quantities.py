@@ -10,6 +10,7 @@ from cephalo_cli.errors import UsageError
 
 __all__ = [
     "format_bytes",
+    "format_change",
     "format_count",
     "format_percent",
     "format_rate",
@@ -72,6 +73,12 @@ def format_rate(per_second: float, what: str) -> str:
 def format_percent(fraction: float) -> str:
     """Write a fraction as a percentage with one decimal."""
     return f"{fraction * 100:.1f} %"
+
+
+def format_change(fraction: float) -> str:
+    """Write a relative change as a percentage with its sign, such as ``-3.1 %``; ``0.0 %`` has none."""
+    text = format_percent(abs(fraction))
+    return text if text == format_percent(0.0) else f"{'+' if fraction > 0 else '-'}{text}"
 
 
 def parse_bytes(text: str) -> int:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cephalo_cli.errors import UsageError
 from cephalo_cli.quantities import (
     format_bytes,
+    format_change,
     format_count,
     format_percent,
     format_rate,
@@ -161,3 +162,10 @@ def test_percentages_people_read() -> None:
     assert format_percent(0.9) == "90.0 %"
     assert format_percent(0.12345) == "12.3 %"
     assert format_percent(1.7) == "170.0 %"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"), [(0.031, "+3.1 %"), (-0.031, "-3.1 %"), (0.0, "0.0 %"), (-0.0004, "0.0 %"), (0.0004, "0.0 %")]
+)
+def test_changes_have_a_sign_where_they_have_a_size(fraction: float, text: str) -> None:
+    assert format_change(fraction) == text

@@ -6,11 +6,12 @@ quiet  nothing but errors
 """
 
 import errno
+import io
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from cephalo_cli.errors import UsageError
 
@@ -26,6 +27,7 @@ ProgressCallback = Callable[[float, str], None]
 """Called with the finished fraction of a job and a few words about what is under way."""
 
 TABLE_WIDTH_IN_A_PIPE = 80
+_TRAILING_SPACES = re.compile(r" +$", re.MULTILINE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -78,9 +80,16 @@ class Output:
         if self.json:
             sys.stdout.write(text())
             return
-        console = self._console(stderr=self.path == "-")
+        stream = sys.stderr if self.path == "-" else sys.stdout
+        if stream.isatty():
+            console = _console(stream)
+            for renderable in renderables():
+                console.print(_Harmless(renderable))
+            return
+        buffer = io.StringIO()
         for renderable in renderables():
-            console.print(_Harmless(renderable))
+            _console(buffer, width=TABLE_WIDTH_IN_A_PIPE).print(_Harmless(renderable))
+        stream.write(_TRAILING_SPACES.sub("", buffer.getvalue()))
 
     def note(self, text: str) -> None:
         """Say something about what was done, on standard error."""
@@ -100,7 +109,7 @@ class Output:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
-        with Progress(*columns, console=self._console(stderr=True), transient=True) as bar:
+        with Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
             task = bar.add_task(title, total=1.0)
 
             def advance(fraction: float, text: str) -> None:
@@ -108,17 +117,16 @@ class Output:
 
             yield advance
 
-    def _console(self, *, stderr: bool) -> "Console":
-        from rich.console import Console
 
-        class Pipe(Console):
-            def on_broken_pipe(self) -> None:
-                # rich itself would end the process with exit code 1, which means a fault of ours
-                raise BrokenPipeError(errno.EPIPE, "nobody reads any more")
+def _console(stream: IO[str], *, width: int | None = None) -> "Console":
+    from rich.console import Console
 
-        stream = sys.stderr if stderr else sys.stdout
-        width = None if stream.isatty() else TABLE_WIDTH_IN_A_PIPE
-        return Pipe(file=stream, width=width, highlight=False, soft_wrap=False)
+    class Pipe(Console):
+        def on_broken_pipe(self) -> None:
+            # rich itself would end the process with exit code 1, which means a fault of ours
+            raise BrokenPipeError(errno.EPIPE, "nobody reads any more")
+
+    return Pipe(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
 def harmless(text: str) -> str:

@@ -79,9 +79,9 @@ def _shard(plan: Plan, num_elements: int, rank: int) -> Range:
     return shard_ranges(num_elements, [each.state_share for each in plan.ranks])[rank]
 
 
-def _buffers(unit: Unit, dtype: DType, optimizer: OptimizerKind) -> dict[str, tuple[int, int]]:
+def _buffers(plan: Plan, unit: Unit, dtype: DType, optimizer: OptimizerKind) -> dict[str, tuple[int, int]]:
     """Elements, and bytes an element takes on the rank that keeps it, of trained and frozen parameters."""
-    frozen_bytes = DTYPE_BYTES[_state_dtype(dtype)]
+    frozen_bytes = DTYPE_BYTES[plan.model.frozen_dtype or _state_dtype(dtype)]
     sizes = {
         unit.name: (unit.num_parameters - unit.num_frozen, _bytes_per_parameter(dtype, optimizer)),
         f"{unit.name}, frozen": (unit.num_frozen, frozen_bytes),
@@ -92,7 +92,7 @@ def _buffers(unit: Unit, dtype: DType, optimizer: OptimizerKind) -> dict[str, tu
 def _ranks(plan: Plan, step: StepStages, dtype: DType, optimizer: OptimizerKind) -> Sheet:
     rows: list[Mapping[str, Value]] = []
     for rank in plan.ranks:
-        buffers = [size for unit in step.units for size in _buffers(unit, dtype, optimizer).values()]
+        buffers = [size for unit in step.units for size in _buffers(plan, unit, dtype, optimizer).values()]
         kept = [(len(_shard(plan, num_elements, rank.rank)), each) for num_elements, each in buffers]
         rows.append(
             {
@@ -125,7 +125,7 @@ def _shards(plan: Plan, step: StepStages, dtype: DType, optimizer: OptimizerKind
     rows: list[Mapping[str, Value]] = []
     for first, last in _alike(step.units):
         alike = "" if first is last else f" to {last.name}, each"
-        for name, (num_elements, each) in _buffers(first, dtype, optimizer).items():
+        for name, (num_elements, each) in _buffers(plan, first, dtype, optimizer).items():
             for rank in plan.ranks:
                 own = _shard(plan, num_elements, rank.rank)
                 rows.append(

@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from cephalo_cli.quantities import format_bytes, format_count, format_percent, format_rate, format_seconds
+from cephalo_cli.quantities import (
+    format_bytes,
+    format_change,
+    format_count,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
 __all__ = [
     "Column",
@@ -20,6 +28,7 @@ __all__ = [
     "Part",
     "Sheet",
     "Value",
+    "cell",
     "plain",
     "rank_ranges",
     "rendered",
@@ -30,12 +39,12 @@ __all__ = [
 Value: TypeAlias = str | int | float | bool | list[int] | list[str] | None
 Kind: TypeAlias = Literal["text", "ranks", "count", "seconds", "bytes", "percent", "change", "ratio", "flops", "link"]
 
-SHORT_WORD = 12
+SHORT_WORD = 16
 """Words up to this length are never cut to make room for numbers."""
 ABSENT = "-"
 TICK = "✓"
 BAD_MARK = "!"
-"""Follows what does not fit, for eyes and terminals without red."""
+"""Follows a number that does not fit, for eyes and terminals without red; words say it themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,25 +201,28 @@ def _render_sheet(part: Sheet) -> "RenderableType":
             overflow="fold",
             min_width=min(longest, SHORT_WORD) if words else None,
         )
+    marked = {key for _, key in part.bad}
     for number, row in enumerate(part.rows):
-        cells = [_cell(part, number, column, row.get(column.key)) for column in part.columns]
+        cells = [
+            cell(
+                row.get(column.key), column.kind, bad=(number, column.key) in part.bad, beside_bad=column.key in marked
+            )
+            for column in part.columns
+        ]
         if part.chosen:
             cells.insert(0, Text(TICK if number in part.chosen else "", style="green"))
         table.add_row(*cells)
     return Group(Text(part.title, style="bold"), *([table] if part.rows else []), *map(Text, part.notes))
 
 
-def _cell(part: Sheet, number: int, column: Column, value: Value) -> "RenderableType":
+def cell(value: Value, kind: Kind, *, bad: bool, beside_bad: bool) -> "Text":
+    """Render one value; numbers above or below a marked one stay in line with it."""
     from rich.text import Text
 
-    words = shown(value, column.kind)
-    if value is not None and (number, column.key) in part.bad:
-        return Text(f"{words} {BAD_MARK}", style="bold red")
-    return Text(words)
-
-
-def _signed_percent(fraction: float) -> str:
-    return f"{'+' if fraction >= 0 else '-'}{format_percent(abs(fraction))}"
+    words, marks = shown(value, kind), kind not in ("text", "ranks")
+    if bad and value is not None:
+        return Text(f"{words} {BAD_MARK}" if marks else words, style="bold red")
+    return Text(words + " " * len(f" {BAD_MARK}") if marks and beside_bad else words)
 
 
 _WRITERS: Mapping[Kind, Callable[[float], str]] = {
@@ -220,7 +232,7 @@ _WRITERS: Mapping[Kind, Callable[[float], str]] = {
     "seconds": format_seconds,
     "bytes": format_bytes,
     "percent": format_percent,
-    "change": _signed_percent,
+    "change": format_change,
     "ratio": lambda value: f"{value:.2f}x",
     "flops": lambda value: format_rate(value, "FLOP"),
     "link": lambda value: format_rate(value, "B"),

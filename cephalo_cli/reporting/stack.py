@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cephalo_cli.reporting.sheet import BAD_MARK, SHORT_WORD, Column, Kind, Sheet, Value, shown
+from cephalo_cli.reporting.sheet import Column, Kind, Sheet, Value, cell, shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.text import Text
 
 __all__ = ["stacked", "turned"]
+
+SHORT_WORD = 12
+"""Words up to this length are never cut: less than in other tables, as every file has a column of numbers here."""
 
 
 def turned(sheet: Sheet, lines: Mapping[str, tuple[str, Kind]], names: Sequence[str]) -> tuple[Sheet, ...]:
@@ -54,10 +56,16 @@ def stacked(title: str, sheets: Sequence[Sheet]) -> "RenderableType":
         longest = max(map(len, written), default=0)
         least = min(longest, SHORT_WORD) if words else longest
         table.add_column(column.title, justify="left" if words else "right", overflow="fold", min_width=least)
+    marked = {key for sheet in sheets for _, key in sheet.bad}
     for sheet in sheets:
         kinds = {column.key: column.kind for column in sheet.columns}
         for number, row in enumerate(sheet.rows):
-            cells = [_cell(sheet, number, key, row.get(key), kinds.get(key)) for key in columns]
+            cells = [
+                cell(row.get(key), kinds[key], bad=(number, key) in sheet.bad, beside_bad=key in marked)
+                if key in kinds
+                else ""
+                for key in columns
+            ]
             table.add_row(sheet.title if number == 0 else "", *cells)
     return Group(Text(title, style="bold"), table)
 
@@ -65,14 +73,3 @@ def stacked(title: str, sheets: Sequence[Sheet]) -> "RenderableType":
 def _rows_with(sheet: Sheet, key: str) -> list[tuple[Kind, Mapping[str, Value]]]:
     """Rows of a sheet that has a column, with the column's kind."""
     return [(column.kind, row) for column in sheet.columns if column.key == key for row in sheet.rows]
-
-
-def _cell(sheet: Sheet, number: int, key: str, value: Value, kind: Kind | None) -> "Text":
-    from rich.text import Text
-
-    if kind is None:
-        return Text("")
-    words = shown(value, kind)
-    if value is not None and (number, key) in sheet.bad:
-        return Text(f"{words} {BAD_MARK}", style="bold red")
-    return Text(words)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from cephalo_cli.artifacts.cluster import Link
 from cephalo_cli.artifacts.plan import Memory
 from cephalo_cli.artifacts.profile import Basis
-from cephalo_cli.quantities import format_count, format_percent, format_rate, format_seconds
+from cephalo_cli.quantities import format_change, format_count, format_rate, format_seconds
 from cephalo_cli.reporting.sheet import Column, Fact, Sheet, Value, merged
 
 __all__ = ["basis_facts", "change", "link", "memory_sheet", "microbatches", "throughput"]
@@ -34,8 +34,7 @@ def throughput(samples_per_s: float, tokens_per_s: float) -> str:
 
 def change(found: float, expected: float) -> str:
     """Write by how much a number differs from another, with its sign."""
-    off = found / expected - 1
-    return f"{'+' if off >= 0 else '-'}{format_percent(abs(off))}"
+    return format_change(found / expected - 1)
 
 
 def basis_facts(basis: Basis) -> tuple[Fact, ...]:

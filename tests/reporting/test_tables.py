@@ -105,7 +105,7 @@ def test_a_plan_says_who_does_what_and_what_was_chosen() -> None:
     assert "0     fast    2x4, 1              9  20.0 %  recompute         165 ms" in text
     assert "2-3   slow    2                   2  20.0 %  -                 117 ms" in text
     assert "✓  cephalo           yes" in text
-    assert "fsdp              no !  400 ms" in text
+    assert "fsdp              no    400 ms" in text
     assert "fsdp: rank 2 needs too much" in text
 
 
