@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from cephalo_cli.artifacts.store import write_text
 from cephalo_cli.errors import ArtifactError
 from cephalo_cli.executor.checkpoint_folder import UnwrittenError, candidates, on_rank_0, prune, replace, unwritten
-from cephalo_cli.executor.checkpoint_index import VouchedReader
 from cephalo_cli.executor.checkpoint_manifest import (
     INDEX,
     MANIFEST,
@@ -33,6 +32,7 @@ from cephalo_cli.executor.checkpoint_manifest import (
     file_problem,
     read_manifest,
 )
+from cephalo_cli.executor.checkpoint_reader import VouchedReader
 from cephalo_cli.executor.checkpoint_shards import LoadShards, SaveShards, Shard
 from cephalo_cli.executor.peers import broadcast_value, gather_values, reaching_peers
 from cephalo_cli.runtime.peers import PeerLostError, is_peer_loss

@@ -4,7 +4,7 @@ Note: an index that can only describe
     torch keeps the index as a pickle, and a pickle may name any function to be called. Checksums show that a file is
     the one its manifest speaks of, not who wrote both. So the index is read by an unpickler that knows the classes an
     index is made of and nothing else, and it may point only to files whose checksums were compared. Shards themselves
-    are read by torch with ``weights_only``.
+    are read as plain bytes (`checkpoint_reader.py`).
 """
 
 import pickle
@@ -15,12 +15,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import serialization
 from torch.distributed.checkpoint import filesystem, metadata
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 
 from cephalo_cli.executor.checkpoint_manifest import INDEX
 
-__all__ = ["VouchedReader"]
+__all__ = ["read_index"]
 
 CLASSES = (
     metadata.Metadata,
@@ -39,34 +38,26 @@ PATHS = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}
 """An index says where it was written; that need not be a path of this system."""
 
 
-class VouchedReader(FileSystemReader):
-    """Reads a checkpoint whose files were compared with its manifest.
+def read_index(root: Path, files: Collection[str], load_id: str) -> Metadata:
+    """Read the index of a checkpoint.
 
     Args:
-        path: The checkpoint.
-        files: Names of the files that were compared.
+        root: The checkpoint.
+        files: Names of the files that were compared with the manifest.
+        load_id: What torch calls this reading.
+
+    Raises:
+        ValueError: It holds anything but an index, or points to a file nobody vouches for.
     """
-
-    def __init__(self, path: Path, files: Collection[str]) -> None:
-        super().__init__(path)
-        self._root = path
-        self._files = frozenset(files)
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Read the index.
-
-        Raises:
-            ValueError: It holds anything but an index, or points to a file nobody vouches for.
-        """
-        with (self._root / INDEX).open("rb") as file:
-            index = _IndexUnpickler(file).load()
-        if not isinstance(index, Metadata):
-            raise ValueError(f"{INDEX} holds a {type(index).__name__}, not an index")  # noqa: TRY004 - the file is wrong
-        for place in (index.storage_data or {}).values():
-            if place.relative_path not in self._files:
-                raise ValueError(f"{INDEX} points to {place.relative_path}, which the manifest does not list")
-        index.storage_meta = metadata.StorageMeta(load_id=self.load_id)
-        return index
+    with (root / INDEX).open("rb") as file:
+        index = _IndexUnpickler(file).load()
+    if not isinstance(index, Metadata):
+        raise ValueError(f"{INDEX} holds a {type(index).__name__}, not an index")  # noqa: TRY004 - the file is wrong
+    for place in (index.storage_data or {}).values():
+        if place.relative_path not in files:
+            raise ValueError(f"{INDEX} points to {place.relative_path}, which the manifest does not list")
+    index.storage_meta = metadata.StorageMeta(load_id=load_id)
+    return index
 
 
 class _IndexUnpickler(pickle.Unpickler):

@@ -38,7 +38,7 @@ def test_o23_no_rank_holds_more_than_its_shard_and_one_unit_at_start_up(
     assert largest + MARGIN_BYTES < 4 * sum(UNITS) / 4
     for share, peak in zip(SHARES, peaks, strict=True):
         shard = share * STATE_BYTES * sum(UNITS)
-        assert shard < peak <= shard + 2 * largest + MARGIN_BYTES
+        assert shard < peak <= shard + largest + MARGIN_BYTES
 
 
 def watch_start_up(context: ProcessContext, job: Job) -> int:

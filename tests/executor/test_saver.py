@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 
 from cephalo_cli.executor import Callbacks, TrainOptions, saver
 from cephalo_cli.executor.checkpoint import save_checkpoint
-from cephalo_cli.executor.checkpoint_index import VouchedReader
 from cephalo_cli.executor.checkpoint_manifest import SavedFile
+from cephalo_cli.executor.checkpoint_reader import VouchedReader
 from cephalo_cli.executor.trainer import train
 from cephalo_cli.runtime.process import ProcessContext
 from cephalo_cli.schedule import Op, Record
