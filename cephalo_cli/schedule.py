@@ -14,6 +14,14 @@ Note: order and overlap
     and the gradients of two stages are alive. A unit that is needed again within two stages stays unsharded, which is
     why the last block and the head are gathered once.
 
+Note: memory for time
+    Two things cost memory and save time. ``keep_unsharded`` blocks before the last one stay unsharded from their
+    forward to their backward, which saves their second gather (the idea of SHARD_GRAD_OP, by unit; Zhao et al., PyTorch
+    FSDP, VLDB 2023); it is the same on all ranks, because gathers are. A rank may recompute only the first n blocks and
+    keep what autograd needs of the others (selective checkpointing: Chen et al., arXiv 1604.06174; by a count of layers
+    as in Megatron-LM, Korthikanti et al., MLSys 2023). The first ones are recomputed, because the last ones' tensors
+    are the first to be freed: while a recomputed block is in backward, the kept blocks' tensors are gone already.
+
 Source: layered gradient accumulation, Guo et al., Cephalo, ICS 2025 (arXiv 2411.01075), section 4; the microbatch-major
 order is that of PyTorch FSDP (Zhao et al., VLDB 2023), with its SHARD_GRAD_OP and its reduction after every
 microbatch as options; the replicated one is that of DistributedDataParallel (Li et al., VLDB 2020).
@@ -28,7 +36,18 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.plan import FsdpOptions, Plan, ScheduleName
 from cephalo_cli.units import Unit, model_units
 
-__all__ = ["COLLECTIVES", "Op", "Record", "Stage", "plan_stages", "rank_records", "step_stages"]
+__all__ = [
+    "COLLECTIVES",
+    "Op",
+    "Record",
+    "Stage",
+    "StepStages",
+    "is_recomputed",
+    "plan_stages",
+    "rank_records",
+    "resharding",
+    "step_stages",
+]
 
 Phase = Literal["forward", "forward-backward", "backward"]
 
@@ -106,10 +125,17 @@ class StepStages:
     """How often the stages go through the model: 1 for layer-major, else the largest number of microbatches."""
     reduce_dtype: DType | None = None
     """Dtype of whole gradients and their reduction; None: that of accumulation."""
+    keep_unsharded: int = 0
+    """How many blocks before the last one stay unsharded from forward to backward (layer-major)."""
 
 
 def step_stages(
-    name: ScheduleName, units: Sequence[Unit], num_rounds: int = 1, fsdp: FsdpOptions | None = None
+    name: ScheduleName,
+    units: Sequence[Unit],
+    num_rounds: int = 1,
+    fsdp: FsdpOptions | None = None,
+    *,
+    keep_unsharded: int = 0,
 ) -> StepStages:
     """List the stages of a step.
 
@@ -120,12 +146,18 @@ def step_stages(
         units: The model's units in forward order.
         num_rounds: Largest number of microbatches of any rank; layer-major does not depend on it.
         fsdp: Variants of microbatch-major.
+        keep_unsharded: For layer-major, how many blocks before the last one stay unsharded from forward to backward.
     """
     fsdp = fsdp or FsdpOptions()
+    kept = frozenset(unit.index for unit in [unit for unit in units if unit.kind == "block"][-1 - keep_unsharded :])
     rounds: Sequence[int | None] = [None] if name == "layer-major" else range(max(num_rounds, 1))
     walk = [(unit, phase, round_) for round_ in rounds for unit, phase in _through_the_model(units)]
     needs = [_needs(unit, phase) for unit, phase, _ in walk] + [frozenset(), frozenset()]
-    keeps = _needed_again(needs, len(walk) // len(rounds)) if fsdp.keeps_gathered else [frozenset()] * len(walk)
+    keeps = [frozenset[int]()] * len(walk)
+    if fsdp.keeps_gathered:
+        keeps = _needed_again(needs, len(walk) // len(rounds))
+    elif name == "layer-major" and keep_unsharded:
+        keeps = [again & kept for again in _needed_again(needs, len(walk))]
     whole: set[int] = set(needs[0])
     stages = []
     for position, (unit, phase, round_) in enumerate(walk):
@@ -157,17 +189,39 @@ def step_stages(
         stages=tuple(stages),
         num_rounds=len(rounds),
         reduce_dtype=fsdp.reduce_dtype,
+        keep_unsharded=keep_unsharded,
     )
 
 
-def rank_records(step: StepStages, *, num_microbatches: int, recompute: bool, offload: bool) -> list[Record]:
+def resharding(step: StepStages) -> StepStages:
+    """The same step with every unit resharded after its forward, but those that are needed again at once."""
+    if not step.keep_unsharded:
+        return step
+    return step_stages(step.name, step.units)
+
+
+def is_recomputed(unit: Unit, *, recompute: bool, recompute_blocks: int | None = None) -> bool:
+    """Whether the backward of a unit runs its forward again first.
+
+    Args:
+        unit: Any unit; only blocks are ever recomputed.
+        recompute: Whether the rank recomputes.
+        recompute_blocks: How many blocks, counted from the first; None: all of them.
+    """
+    return recompute and unit.kind == "block" and (recompute_blocks is None or unit.index <= recompute_blocks)
+
+
+def rank_records(
+    step: StepStages, *, num_microbatches: int, recompute: bool, offload: bool, recompute_blocks: int | None = None
+) -> list[Record]:
     """List what one rank does in a step.
 
     Args:
         step: The stages, the same for all ranks.
         num_microbatches: How many microbatches the rank has; may be 0.
-        recompute: Whether the backward of a block runs its forward again first.
-        offload: Whether boundaries live in host memory between their uses (needs recompute).
+        recompute: Whether the backward of blocks runs their forward again first.
+        offload: Whether boundaries live in host memory between their uses (needs recompute of all blocks).
+        recompute_blocks: How many blocks, counted from the first, are run again; None: all where ``recompute``.
     """
     reduction = Op.ALL_REDUCE if step.name == "replicated" else Op.REDUCE_GRAD
     records = [Record(op=Op.UNSHARD, unit=unit) for unit in step.first]
@@ -176,8 +230,10 @@ def rank_records(step: StepStages, *, num_microbatches: int, recompute: bool, of
         records += [Record(op=Op.UNSHARD, unit=unit) for unit in stage.unshard]
         records += [Record(op=reduction, unit=unit) for unit in reduce]
         mine = range(num_microbatches) if stage.round is None else range(stage.round, stage.round + 1)
+        unit = step.units[stage.unit]
+        again = is_recomputed(unit, recompute=recompute, recompute_blocks=recompute_blocks)
         work = [
-            _microbatch_records(step.units[stage.unit], stage.phase, microbatch, recompute=recompute, offload=offload)
+            _microbatch_records(unit, stage.phase, microbatch, again=again, offload=offload)
             for microbatch in mine
             if microbatch < num_microbatches
         ]
@@ -192,7 +248,9 @@ def rank_records(step: StepStages, *, num_microbatches: int, recompute: bool, of
 def plan_stages(plan: Plan) -> StepStages:
     """List the stages of a plan's step."""
     num_rounds = max(len(rank.microbatch_sizes) for rank in plan.ranks)
-    return step_stages(plan.schedule, model_units(plan.model), num_rounds, plan.fsdp)
+    return step_stages(
+        plan.schedule, model_units(plan.model), num_rounds, plan.fsdp, keep_unsharded=plan.num_kept_unsharded
+    )
 
 
 def _through_the_model(units: Sequence[Unit]) -> list[tuple[Unit, Phase]]:
@@ -224,7 +282,7 @@ def _complete_after(unit: Unit, phase: Phase) -> tuple[int, ...]:
 
 
 def _microbatch_records(
-    unit: Unit, phase: Phase, microbatch: int, *, recompute: bool, offload: bool
+    unit: Unit, phase: Phase, microbatch: int, *, again: bool, offload: bool
 ) -> tuple[list[Record], list[Record]]:
     """Fetches of one microbatch in one stage, and the rest of its records."""
     fetch: list[Record] = []
@@ -243,7 +301,7 @@ def _microbatch_records(
         fetch.append(copy(Op.FETCH, unit.index, "gradient"))
     if phase != "backward":
         work.append(compute(Op.FORWARD))
-    elif recompute and unit.kind == "block":
+    elif again:
         work.append(compute(Op.RECOMPUTE))
     if phase != "forward":
         work.append(compute(Op.BACKWARD))

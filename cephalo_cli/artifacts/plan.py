@@ -78,13 +78,29 @@ class RankPlan(Value):
     state_share: Share
     """Fraction of every unit's parameters, gradients and optimizer state stored here."""
     recompute: bool
-    """Whether the backward phase runs each block's forward again."""
+    """Whether the backward phase runs blocks' forwards again."""
+    recompute_blocks: NonNegativeInt | None = None
+    """How many blocks, counted from the first, are run again; absent: all where ``recompute``, none otherwise."""
     offload: bool
-    """Whether boundary activations live in host memory between forward and backward."""
+    """Whether boundary activations live in host memory between forward and backward; needs all blocks run again."""
     memory: Memory
     """Expected peak by term."""
     expected: ExpectedRank
     """Expected compute."""
+
+    @model_validator(mode="after")
+    def _recomputes_as_it_says(self) -> Self:
+        if self.recompute_blocks is not None and self.recompute != (self.recompute_blocks > 0):
+            raise MisfitError(
+                f"found {self.recompute_blocks}, but recompute is {shown(self.recompute)}", at=("recompute_blocks",)
+            )
+        return self
+
+    def num_recomputed(self, num_layers: int) -> int:
+        """How many of a model's blocks, counted from the first, are run again."""
+        if self.recompute_blocks is not None:
+            return self.recompute_blocks
+        return num_layers if self.recompute else 0
 
 
 class ExpectedStep(Value):
@@ -152,6 +168,8 @@ class PlanSettings(Value):
     """Whether ranks offload."""
     microbatch_size: PositiveInt | None = None
     """The only microbatch size allowed (a last, smaller one excepted)."""
+    keep_unsharded: NonNegativeInt | None = None
+    """How many blocks stay unsharded between their phases; the planner's choice when absent."""
 
 
 class Plan(Basis):
@@ -165,6 +183,9 @@ class Plan(Basis):
     """The order of work in a step."""
     fsdp: FsdpOptions | None = None
     """Variants of the microbatch-major order that others train with, for simulation; ours when absent."""
+    keep_unsharded: NonNegativeInt | None = None
+    """How many blocks stay unsharded from forward to backward on all ranks, which saves their second gather: those
+    before the last one, counted backwards (the last one always stays). None when absent; only for layer-major."""
     global_batch_size: PositiveInt
     """Samples of one step over all ranks."""
     settings: PlanSettings
@@ -183,6 +204,31 @@ class Plan(Basis):
         if self.fsdp is not None and self.schedule != "microbatch-major":
             raise MisfitError(f"is only for schedule 'microbatch-major', found {shown(self.schedule)}", at=("fsdp",))
         return self
+
+    @model_validator(mode="after")
+    def _treats_blocks_it_has(self) -> Self:
+        layers = self.model.num_layers
+        if self.keep_unsharded is not None:
+            if self.schedule != "layer-major":
+                raise MisfitError(
+                    f"is only for schedule 'layer-major', found {shown(self.schedule)}", at=("keep_unsharded",)
+                )
+            if self.keep_unsharded >= layers:
+                raise MisfitError(
+                    f"found {self.keep_unsharded}, expected less than the {layers} blocks", at=("keep_unsharded",)
+                )
+        for rank in self.ranks:
+            where = ("ranks", rank.rank, "recompute_blocks")
+            if rank.num_recomputed(layers) > layers:
+                raise MisfitError(f"found {rank.recompute_blocks}, but the model has {layers} blocks", at=where)
+            if rank.offload and rank.recompute_blocks not in (None, layers):
+                raise MisfitError(f"found {rank.recompute_blocks}, but offload needs all blocks run again", at=where)
+        return self
+
+    @property
+    def num_kept_unsharded(self) -> int:
+        """How many blocks stay unsharded from forward to backward, beside the last one."""
+        return self.keep_unsharded or 0
 
     @model_validator(mode="after")
     def _splits_the_whole(self) -> Self:

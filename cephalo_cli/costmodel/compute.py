@@ -27,6 +27,14 @@ class RankChoice:
     """Whether blocks are recomputed."""
     offload: bool
     """Whether boundaries live in host memory."""
+    recompute_blocks: int | None = None
+    """How many blocks, counted from the first, are recomputed; None: all where ``recompute``."""
+
+    def num_recomputed(self, num_blocks: int) -> int:
+        """How many of a model's blocks are recomputed."""
+        if not self.recompute:
+            return 0
+        return num_blocks if self.recompute_blocks is None else self.recompute_blocks
 
 
 def stage_s(device: DeviceProfile, kind: UnitKind, phase: Phase, sizes: Sequence[int], *, recompute: bool) -> float:
