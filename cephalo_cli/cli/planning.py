@@ -115,7 +115,11 @@ class Question:
 
             out.note(f"a million tokens cost {cost_per_token(plan) * 1e6:.3g}")
         if out.path not in (None, "-"):
-            out.hint(f"cephalo simulate {out.path}   or   cephalo train {out.path} --data python-stdlib --steps 20")
+            from cephalo_cli.cli.launching import training_commands
+
+            out.hint(f"cephalo simulate {out.path}   or, to train:")
+            for command in training_commands(plan, out.path):
+                out.note(f"  {command}")
         elif out.path is None:
             out.hint("add -o PLAN.json to keep the plan, then cephalo train PLAN.json --data SOURCE --steps N")
 

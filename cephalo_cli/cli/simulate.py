@@ -15,16 +15,20 @@ if TYPE_CHECKING:
     from cephalo_cli.cli.output import Output
     from cephalo_cli.simulator import SimulatedRun
 
-__all__ = ["NAME", "SUMMARY", "command"]
+__all__ = ["EXAMPLES", "NAME", "SUMMARY", "command"]
 
 NAME = "simulate"
 SUMMARY = "Play a plan's step out before anything runs."
+EXAMPLES = (
+    "cephalo simulate plans/laptop-mixed.json --plot step.png -o simulated.json",
+    "cephalo simulate plans/home-lab.json \\\n    --sweep network.bandwidth_bytes_per_s=1x,2x,10x",
+)
 
 
 def command(
     plans: Annotated[
         list[str],
-        typer.Argument(metavar="PLAN ...", help="A plan file, or several to compare; - reads standard input."),
+        typer.Argument(metavar="PLAN", help="A plan file, or several to compare; - reads standard input."),
     ],
     changes: Annotated[
         list[str] | None,
@@ -41,7 +45,7 @@ def command(
     jitter: Annotated[
         float | None, typer.Option(metavar="SIGMA", help="Random spread of compute times (of their logarithm).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="With --jitter: seed of the spread.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="With --jitter: seed of the spread.")] = None,
     straggler: Annotated[
         list[str] | None, typer.Option(metavar="RANK:FACTOR", help="A rank that computes more slowly, such as 3:1.3.")
     ] = None,
@@ -56,10 +60,7 @@ def command(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Play a plan's step out: who computes, who waits, who fills up, and what the step is bound by.
-
-    Example: cephalo simulate plans/laptop-mixed.json --trace step.trace.json --plot step.png -o simulated.json
-    """
+    """Play a plan's step out: who computes, who waits, who fills up, and what the step is bound by."""
     from cephalo_cli.artifacts import Plan, store
     from cephalo_cli.cli.output import Output
     from cephalo_cli.simulator import simulate
@@ -100,7 +101,10 @@ def command(
         return
     _show_one(out, runs[0], trace=trace, plot=plot, force=force)
     if plans[0] != "-":
-        out.hint(f"cephalo train {plans[0]} --data python-stdlib --steps 20 -o measured.json")
+        from cephalo_cli.cli.launching import training_commands
+
+        for command in training_commands(read[0][0], plans[0]):
+            out.hint(f"{command} -o measured.json")
 
 
 def _refuse(contradicts: bool, message: str, hint: str) -> None:  # noqa: FBT001  (reads as a sentence)
