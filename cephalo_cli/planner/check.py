@@ -34,6 +34,7 @@ def check_plan(plan: Plan) -> None:
     _check_model(plan)
     account = StepAccount(plan)
     _check_splits(plan)
+    _check_kept(plan)
     verified: set[int] = set()
     for index, (rank, counted) in enumerate(zip(plan.ranks, account.ranks, strict=True)):
         where = f"ranks[{index}]"
@@ -73,6 +74,15 @@ def _check_splits(plan: Plan) -> None:
         _fail("ranks", f"state shares sum to {shares:.12g}, expected 1")
 
 
+def _check_kept(plan: Plan) -> None:
+    """Hold how many blocks stay unsharded against the settings."""
+    asked, kept = plan.settings.keep_unsharded, plan.num_kept_unsharded
+    if asked is not None and plan.schedule == "layer-major" and plan.strategy == "cephalo":
+        possible = min(asked, plan.model.num_layers - 1)
+        if kept != possible:
+            _fail("keep_unsharded", f"found {kept}, but the settings keep {possible}")
+
+
 def _check_settings(plan: Plan, rank: RankPlan, where: str) -> None:
     settings = plan.settings
     for name, setting, value in (
@@ -81,12 +91,20 @@ def _check_settings(plan: Plan, rank: RankPlan, where: str) -> None:
     ):
         if setting != "auto" and rank.microbatch_sizes and value != (setting == "on"):
             _fail(f"{where}.{name}", f"found {str(value).lower()}, but the settings say {setting}")
-    if rank.offload and not rank.recompute:
-        _fail(f"{where}.offload", "only boundaries are offloaded, so offload needs recompute")
+    layers = plan.model.num_layers
+    if settings.recompute == "on" and rank.microbatch_sizes and rank.num_recomputed(layers) < layers:
+        _fail(f"{where}.recompute_blocks", f"found {rank.recompute_blocks}, but the settings recompute all {layers}")
+    if rank.offload and rank.num_recomputed(layers) < layers:
+        _fail(f"{where}.offload", "only boundaries are offloaded, so offload needs recompute of all blocks")
     if rank.offload and plan.cluster.device_types[rank.device].backend == "cpu":
         _fail(f"{where}.offload", f"{rank.device} has the cpu backend: its memory is host memory")
     block = plan.devices[rank.device].units.get("block")
-    if not rank.recompute and rank.microbatch_sizes and block is not None and block.saved_bytes is None:
+    if (
+        rank.num_recomputed(layers) < layers
+        and rank.microbatch_sizes
+        and block is not None
+        and block.saved_bytes is None
+    ):
         _fail(f"{where}.recompute", f"what {rank.device} keeps without recompute is not known (no saved_bytes)")
     only, sizes = settings.microbatch_size, sorted(rank.microbatch_sizes)
     if only is not None and sizes and (sizes[-1] > only or any(size != only for size in sizes[1:])):

@@ -37,12 +37,14 @@ class Decided:
     schedule: ScheduleName
     choices: tuple[RankChoice, ...]
     """One a rank."""
+    keep_unsharded: int = 0
+    """How many blocks before the last one stay unsharded between their phases."""
 
     @cached_property
     def step(self) -> StepStages:
         """The stages of the step."""
         rounds = max(len(choice.microbatch_sizes) for choice in self.choices)
-        return step_stages(self.schedule, model_units(self.basis.model), rounds)
+        return step_stages(self.schedule, model_units(self.basis.model), rounds, keep_unsharded=self.keep_unsharded)
 
     @cached_property
     def estimate(self) -> StepEstimate:
@@ -113,6 +115,7 @@ class Decided:
                 microbatch_sizes=choice.microbatch_sizes,
                 state_share=choice.state_share,
                 recompute=choice.recompute,
+                recompute_blocks=choice.recompute_blocks,
                 offload=choice.offload,
                 memory=memory,
                 expected=ExpectedRank(
@@ -137,6 +140,7 @@ class Decided:
             schedule=self.schedule,
             global_batch_size=self.batch_size,
             settings=self.settings,
+            keep_unsharded=self.keep_unsharded or None,
             ranks=ranks,
             expected=ExpectedStep(
                 step_s=estimate.step_s,

@@ -13,7 +13,7 @@ from cephalo_cli.artifacts.profile import DeviceProfile
 from cephalo_cli.costmodel.compute import RankChoice, moving_s_per_byte, optimizer_s, stage_s
 from cephalo_cli.costmodel.step import CollectiveTimes, collective_times
 from cephalo_cli.schedule import Op, Phase, StepStages, plan_stages
-from cephalo_cli.simulator.program import Collective, Compute, Copy, Optimize, Program, programs
+from cephalo_cli.simulator.program import Collective, Compute, Copy, Optimize, Program, Switches, programs
 from cephalo_cli.units import boundary_bytes
 
 __all__ = ["Disturbance", "Part", "Setting", "rank_choice", "setting"]
@@ -70,6 +70,7 @@ def rank_choice(plan: Plan, rank: int) -> RankChoice:
         state_share=chosen.state_share,
         recompute=chosen.recompute,
         offload=chosen.offload,
+        recompute_blocks=chosen.recompute_blocks,
     )
 
 
@@ -78,7 +79,7 @@ def setting(plan: Plan, disturbance: Disturbance) -> Setting:
     step = plan_stages(plan)
     choices = [rank_choice(plan, rank) for rank in range(len(plan.ranks))]
     times = collective_times(plan, step, [choice.state_share for choice in choices])
-    folded = programs(step, [(len(each.microbatch_sizes), each.recompute, each.offload) for each in choices])
+    folded = programs(step, [_switches(choice) for choice in choices])
     collectives = next(iter(folded.values())).collectives
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank, choice in enumerate(choices):
@@ -87,7 +88,7 @@ def setting(plan: Plan, disturbance: Disturbance) -> Setting:
     parts = []
     for ranks in groups.values():
         choice = choices[ranks[0]]
-        program = folded[len(choice.microbatch_sizes), choice.recompute, choice.offload]
+        program = folded[_switches(choice)]
         slowness = disturbance.stragglers.get(ranks[0], 1.0)
         parts.append(_part(plan, step, times, choice=choice, program=program, ranks=ranks, slowness=slowness))
     return Setting(
@@ -99,6 +100,10 @@ def setting(plan: Plan, disturbance: Disturbance) -> Setting:
         parts=tuple(parts),
         disturbance=disturbance,
     )
+
+
+def _switches(choice: RankChoice) -> Switches:
+    return Switches(len(choice.microbatch_sizes), choice.recompute, choice.recompute_blocks, choice.offload)
 
 
 def jitter(part: Part, disturbance: Disturbance, step: int) -> list[float]:

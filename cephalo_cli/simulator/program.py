@@ -6,11 +6,23 @@ rank of one, unless it offloads. Two ranks with as many microbatches and the sam
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from cephalo_cli.schedule import COLLECTIVES, Op, Phase, Record, StepStages, rank_records
 
-__all__ = ["Action", "Boundary", "Collective", "Compute", "Copy", "Issue", "Optimize", "Program", "Reshard", "programs"]
+__all__ = [
+    "Action",
+    "Boundary",
+    "Collective",
+    "Compute",
+    "Copy",
+    "Issue",
+    "Optimize",
+    "Program",
+    "Reshard",
+    "Switches",
+    "programs",
+]
 
 Boundary: TypeAlias = tuple[int, int, Literal["activation", "gradient"]]
 """One tensor that is copied to and from host memory: unit, microbatch, activation or gradient."""
@@ -94,17 +106,25 @@ class Program:
     """The step's collectives, the same for every rank's program."""
 
 
-def programs(step: StepStages, switches: list[tuple[int, bool, bool]]) -> dict[tuple[int, bool, bool], Program]:
-    """Fold the records of every distinct (number of microbatches, recompute, offload).
+class Switches(NamedTuple):
+    """What a rank's program depends on."""
+
+    num_microbatches: int
+    recompute: bool
+    recompute_blocks: int | None
+    offload: bool
+
+
+def programs(step: StepStages, switches: list[Switches]) -> dict[Switches, Program]:
+    """Fold the records of every distinct set of switches.
 
     Raises:
         AssertionError: Two programs issue different collectives, which no schedule may.
     """
-    made: dict[tuple[int, bool, bool], Program] = {}
-    for number, recompute, offload in switches:
-        if (number, recompute, offload) not in made:
-            records = rank_records(step, num_microbatches=number, recompute=recompute, offload=offload)
-            made[number, recompute, offload] = fold(step, records)
+    made: dict[Switches, Program] = {}
+    for each in switches:
+        if each not in made:
+            made[each] = fold(step, rank_records(step, **each._asdict()))
     if len({program.collectives for program in made.values()}) > 1:
         raise AssertionError("ranks would issue different collectives")
     return made
@@ -153,7 +173,7 @@ class _Folder:
         phase = self._phase(run)
         needs = [unit.index] if unit.borrows is None else [unit.index, unit.borrows]
         after = max(self.gathered.get(need, NONE) for need in needs)
-        if unit.kind == "embedding" and phase == "backward":
+        if phase == "backward" and not unit.backward_reads:
             after = NONE
         return Compute(
             unit=unit.index,

@@ -37,8 +37,8 @@ def flops_utilization(plan: Plan, step_s: float) -> tuple[float, float] | None:
         samples = sum(rank.microbatch_sizes)
         timed = [unit.kind for unit in units if unit.kind in plan.devices[rank.device].units]
         model += (1 + backward) * samples * sum(one_sample[kind] for kind in timed)
-        if rank.recompute:
-            again += samples * sum(one_sample[kind] for kind in timed if kind == "block")
+        if "block" in timed:
+            again += samples * rank.num_recomputed(plan.model.num_layers) * one_sample["block"]
     could = sum(known) * step_s
     fractions = model / could, (model + again) / could
     return None if fractions[1] > 1 else fractions
