@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import yaml
 from cephalo_cli.artifacts import Cluster, Report
 from cephalo_cli.artifacts.cluster import DeviceType, Node
 from cephalo_cli.artifacts.store import dumps, read
+from tests.examples.commands import commands_environment, write_script
 from tests.examples.hosts import NoNamespacesError, joined_hosts
 from tests.executor.plans import MEMORY_BYTES, make_model, make_plan
 
@@ -25,19 +25,8 @@ CORE = {"core": DeviceType(backend="cpu", memory_bytes=MEMORY_BYTES)}
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Commands of this environment, cephalo among them, without installing it; every rank has one thread."""
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    for name, module in (("cephalo", "cephalo_cli"), ("torchrun", "torch.distributed.run")):
-        script(commands / name, f'exec "{sys.executable}" -m {module} "$@"\n')
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "RANK", "WORLD"))}
-    path = f"{commands}:{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    return {**kept, "PATH": path, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"}
-
-
-def script(path: Path, body: str) -> None:
-    path.write_text(f"#!/usr/bin/env bash\n{body}")
-    path.chmod(0o755)
+    """Commands of this environment."""
+    return commands_environment(tmp_path / "bin")
 
 
 def write_plan(folder: Path, *nodes: int) -> Path:
@@ -108,12 +97,12 @@ def test_torchrun_script_says_how_it_is_called(environment: dict[str, str]) -> N
 def slurm(tmp_path: Path, environment: dict[str, str]) -> dict[str, str]:
     """A heterogeneous allocation of one and two nodes, with Slurm's commands standing in for a cluster's."""
     commands = tmp_path / "bin"
-    script(
+    write_script(
         commands / "scontrol",
         '[ "$1 $2" = "show hostnames" ] || exit 1\n'
         'case $3 in "fast0") echo fast0;; "slow[0-1]") printf "slow0\\nslow1\\n";; *) exit 1;; esac\n',
     )
-    script(
+    write_script(
         commands / "srun",
         "while [[ $1 == --* ]]; do case $1 in --het-group=*) group=${1#*=};; esac; shift; done\n"
         'case $group in 0) nodes="fast0";; 1) nodes="slow0 slow1";; esac\n'
@@ -131,7 +120,7 @@ def slurm(tmp_path: Path, environment: dict[str, str]) -> dict[str, str]:
 
 def test_slurm_job_gives_every_node_its_place(tmp_path: Path, slurm: dict[str, str]) -> None:
     calls = tmp_path / "calls"
-    script(tmp_path / "bin" / "torchrun", f'echo "$*" >> {calls}\n')
+    write_script(tmp_path / "bin" / "torchrun", f'echo "$*" >> {calls}\n')
     plan = write_plan(tmp_path, 2, 1, 1)
     finish([start(["bash", str(LAUNCH / "slurm.sbatch"), str(plan), "--data", "random", "--steps", "2"], slurm)])
     found = sorted(
@@ -142,7 +131,7 @@ def test_slurm_job_gives_every_node_its_place(tmp_path: Path, slurm: dict[str, s
 
 
 def test_slurm_job_ends_with_the_code_of_the_node_that_failed(tmp_path: Path, slurm: dict[str, str]) -> None:
-    script(tmp_path / "bin" / "torchrun", '[[ $* == *"--node-rank 1"* ]] && exit 6\nexec sleep 60\n')
+    write_script(tmp_path / "bin" / "torchrun", '[[ $* == *"--node-rank 1"* ]] && exit 6\nexec sleep 60\n')
     job = start(["bash", str(LAUNCH / "slurm.sbatch"), str(write_plan(tmp_path, 2, 1, 1))], slurm)
     job.communicate(timeout=30)
     assert job.returncode == 6
