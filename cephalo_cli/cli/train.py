@@ -42,7 +42,7 @@ def command(
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Number of the last step; a resumed run does what is left.")
+        int | None, typer.Option(min=1, help="Number of the last step; a resumed run does what is left, if anything.")
     ] = None,
     engine: Annotated[
         Engine, typer.Option(help="cephalo follows the plan; fsdp2 and ddp train the same through PyTorch's own.")
@@ -215,6 +215,7 @@ def command(
             timeout_s=timeout,
         )
     if result is None:
+        _say_nothing_was_done(out)
         return
     report = result.report.model_copy(update={"inputs": (source,)})
     if trace is not None:
@@ -252,6 +253,14 @@ def _for_present(
     if changed is not None:
         note(changed)
     return again, met
+
+
+def _say_nothing_was_done(out: "Output") -> None:
+    """Say that there is no report, because the last step was done before."""
+    if out.path not in (None, "-"):
+        out.note(f"{out.path} was not written: there is nothing to report")
+    if out.json:
+        out.data(lambda: "null\n", list)
 
 
 def _refuse_unsaved(result: "TrainingResult") -> None:

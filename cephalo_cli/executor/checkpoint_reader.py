@@ -77,14 +77,16 @@ class VouchedReader(FileSystemReader):
         if num_bytes != chunk.sizes[0] * target.itemsize:
             raise ValueError(f"{name} has {num_bytes} bytes in its file, the index says {chunk.sizes[0]} elements")
         part.seek(start + item.storage_offsets[0] * target.itemsize)
-        for piece in target.split(max(PIECE_BYTES // target.itemsize, 1)):
+        num_elements = max(PIECE_BYTES // target.itemsize, 1)
+        for first in range(0, len(target), num_elements):
+            piece = target[first : first + num_elements]
             here = piece if piece.device.type == "cpu" else torch.empty_like(piece, device="cpu")
-            _read_all(part, memoryview(here.numpy()).cast("B"), name)
+            _read_all(part, here.view(torch.uint8).numpy().data, name)
             if here is not piece:
                 piece.copy_(here)
 
 
-def _read_all(part: "_Part", view: memoryview, name: str) -> None:
+def _read_all(part: "_Part", view: "memoryview[int]", name: str) -> None:
     while view:
         count = part.readinto(view)
         if count == 0:

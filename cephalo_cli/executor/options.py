@@ -41,7 +41,7 @@ class TrainOptions(Value):
     data: str
     """Where tokens come from, see `cephalo_cli.executor.sources.open_source`."""
     num_steps: PositiveInt
-    """Number of the last step, counted from the start of the training: a resumed run does the rest."""
+    """Number of the last step, counted from the start of the training: a resumed run does the rest, if there is any."""
     engine: Engine = "cephalo"
     """cephalo follows the plan; fsdp2 and ddp run the same model, data and microbatches through PyTorch's own."""
     seed: NonNegativeInt | None = None

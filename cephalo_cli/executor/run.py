@@ -41,7 +41,8 @@ def run_training(
         timeout_s: How long one rank may wait for another.
 
     Returns:
-        Report and time line; None where this process is a rank other than 0 of an outer launcher.
+        Report and time line; None where this process is a rank other than 0 of an outer launcher, and where the
+        resumed checkpoint is that of the last step, so that nothing was trained.
 
     Raises:
         CephaloError: As `cephalo_cli.executor.trainer.train` and `cephalo_cli.runtime.launch.run_ranks`.

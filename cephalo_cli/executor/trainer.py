@@ -49,7 +49,7 @@ def train(plan: Plan, options: TrainOptions, context: ProcessContext, callbacks:
         callbacks: Whom to tell.
 
     Returns:
-        Report and time line on rank 0, None on the others.
+        Report and time line on rank 0; None on the others, and where the resumed checkpoint is that of the last step.
 
     Raises:
         UsageError: Options, plan or device do not fit together.
@@ -146,6 +146,10 @@ class _Training:
         self._save()
         if self.saver is not None:
             self.saver.wait()
+
+    def tell_nothing_left(self) -> None:
+        """Say why there is no report."""
+        self._notice(f"step {self.progress.step} is the last and was done before: nothing was trained or measured")
 
     def leave(self) -> None:
         """Give a save that is under way the time to end."""
@@ -271,9 +275,9 @@ class _Training:
             self._notice(f"no checkpoint in {folder} yet, starting from step 1")
         else:
             check_same_model(found, self.plan.model, _state_dtype(self.dtype), options.optimizer_kind)
-            if found.manifest.step >= options.num_steps:
+            if found.manifest.step > options.num_steps:
                 raise UsageError(
-                    f"has done {found.manifest.step} steps already, --steps {options.num_steps} asks for no more",
+                    f"has done {found.manifest.step} steps already, --steps {options.num_steps} asks for fewer",
                     where=str(found.path),
                 )
         return found
@@ -322,8 +326,11 @@ class _Training:
 
 
 def _report(training: _Training) -> TrainingResult | None:
-    """Put the ranks' summaries together on rank 0."""
+    """Put the ranks' summaries together on rank 0; None where the checkpoint left nothing to do."""
     records, context = training.records, training.context
+    if not records.reports:
+        training.tell_nothing_left()
+        return None
     mine = summarise(records.reports, records.times, records.received_bytes, training.meter.peak_bytes())
     all_ranks = gather_values(mine, context.process_group)
     if context.rank > 0:

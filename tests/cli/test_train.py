@@ -3,8 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,6 +10,7 @@ from cephalo_cli.artifacts import Plan, store
 from cephalo_cli.artifacts.report import StepReport
 from cephalo_cli.cli.train_lines import json_line, numerics_line, step_line
 from cephalo_cli.errors import UsageError
+from cephalo_cli.executor.board import Board
 from cephalo_cli.layout import shard_ranges
 from cephalo_cli.schedule import plan_stages, rank_records
 from tests.cli.commands import cephalo
@@ -105,18 +104,19 @@ def test_numerics_in_one_line() -> None:
 
 
 def test_tensorboard_is_optional_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from cephalo_cli.executor.board import Board
-
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match="--tensorboard needs the package tensorboard, which is not installed"):
         Board(tmp_path)
-    written: list[Any] = []
-    writer = SimpleNamespace(
-        add_scalar=lambda *values: written.append(values), flush=lambda: None, close=lambda: written.append("closed")
-    )
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda _: writer))
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with Board(tmp_path) as board:
         board.add(STEP)
-    assert ("loss", 5.25, 3) in written
-    assert ("learning_rate", 3e-4, 3) in written
-    assert written[-1] == "closed"
+        board.add(STEP.model_copy(update={"step": 4, "loss": None, "grad_norm": 0.5}))
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(3, 5.25)]
+    assert [event.step for event in events.Scalars("grad_norm")] == [3, 4]
+    assert events.Scalars("learning_rate")[0].value == pytest.approx(3e-4)
+    assert {"tokens_per_s", "step_s", "predicted_step_s", "peak_memory_bytes"} <= set(events.Tags()["scalars"])

@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 from cephalo_cli.artifacts import Plan
 from cephalo_cli.executor import TrainOptions
 from cephalo_cli.executor.learning_rate import learning_rate_at
+from cephalo_cli.units import num_frozen_parameters
 from tests.executor.plans import SEQ_LEN, make_model, make_plan
 from tests.executor.ranks import Job, Ranks, train_job
 from tests.executor.reference import Reference, train_reference, write_text
 
 LEARNING_RATE = 3e-3
 SMALL = make_model(tie_embeddings=True, num_layers=2, dropout=0.1)
+PARTLY_FROZEN = make_model(
+    tie_embeddings=True, num_layers=2, dropout=0.1, frozen=("embedding.positions", "block.0.attention.*", "*.mlp.up.*")
+)
 WIKITEXT = Path("../shared/data/wikitext2_test.txt")
 
 
@@ -79,7 +83,13 @@ THREE_SHARES = {
 def three_jobs(model: Any, options: TrainOptions) -> list[Job]:
     return [
         Job(
-            plan=make_plan(model, split, THREE_SHARES[name], recompute=name != "two ranks"),
+            plan=make_plan(
+                model,
+                split,
+                THREE_SHARES[name],
+                recompute=name != "two ranks",
+                num_frozen_parameters=num_frozen_parameters(model),
+            ),
             options=options,
             run=train_job,
         )
@@ -89,7 +99,7 @@ def three_jobs(model: Any, options: TrainOptions) -> list[Job]:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_everything_at_once_over_20_steps(ranks: Ranks, tmp_path: Path, optimizer: str) -> None:
-    """Clipping, decay, warm-up and cosine, ragged batches, masks, a short last batch, tied weights and dropout."""
+    """Clipping, decay, warm-up and cosine, ragged batches, masks, a short last batch, frozen, tied, dropout."""
     text = write_text(tmp_path, 25 * SEQ_LEN - 5)
     tokens = np.frombuffer(text.read_bytes(), dtype=np.uint8)
     counted = (np.arange(len(tokens)) * 7 % 11) < 8
@@ -114,7 +124,7 @@ def test_everything_at_once_over_20_steps(ranks: Ranks, tmp_path: Path, optimize
         }
     )
     reference = train_reference(
-        SMALL,
+        PARTLY_FROZEN,
         text,
         seq_len=SEQ_LEN,
         batch_size=7,
@@ -126,7 +136,7 @@ def test_everything_at_once_over_20_steps(ranks: Ranks, tmp_path: Path, optimize
         counted=counted.tolist(),
     )
     assert max(reference.grad_norms) > 0.5
-    for name, outcome in zip(THREE_PLANS, ranks.run(three_jobs(SMALL, options)), strict=True):
+    for name, outcome in zip(THREE_PLANS, ranks.run(three_jobs(PARTLY_FROZEN, options)), strict=True):
         assert outcome[0].losses == pytest.approx(reference.losses, rel=1e-10, abs=0), name
         assert outcome[0].grad_norms == pytest.approx(reference.grad_norms, rel=1e-9, abs=0), name
         steps = outcome[0].result.report.steps

@@ -169,7 +169,10 @@ def test_what_does_not_belong_together_is_refused(ranks: Ranks, saved: Path, tex
             train_steps(plan, text, 6, resume=str(saved), seed=1),
             UsageError,
         ),
-        "has done 5 steps already": (train_steps(plan, text, 5, resume=str(saved)), UsageError),
+        "has done 5 steps already, --steps 4 asks for fewer": (
+            train_steps(plan, text, 4, resume=str(saved)),
+            UsageError,
+        ),
         "holds checkpoints already": (train_steps(plan, text, 6, checkpoint_dir=str(saved)), UsageError),
         "no checkpoint here": (train_steps(plan, text, 6, resume=str(tmp_path / "nothing")), ArtifactError),
         "the checkpoint cannot be written": (
@@ -182,6 +185,44 @@ def test_what_does_not_belong_together_is_refused(ranks: Ranks, saved: Path, tex
         for error in errors:
             assert isinstance(error, kind), (message, error)
             assert message in str(error)
+
+
+def test_a_finished_training_has_nothing_left_to_do(ranks: Ranks, saved: Path, text: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in saved.rglob("*")}
+    plan, options = PLANS["two ranks, other shares"], {"checkpoint_dir": str(saved), "resume": "latest"}
+    (outcome,) = ranks.run([train_steps(plan, text, 5, **options)])
+    assert [trained.result for trained in outcome] == [None, None]
+    assert outcome[0].notices == [
+        f"resumed from {saved / 'step-00000005'} after step 5",
+        "step 5 is the last and was done before: nothing was trained or measured",
+    ]
+    assert {path: path.stat().st_mtime_ns for path in saved.rglob("*")} == before
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_everything_goes_on_where_it_was(ranks: Ranks, text: Path, tmp_path: Path, dtype: str) -> None:
+    """Dropout, schedule, place in the data (within an epoch and beyond one) and the scale of the loss.
+
+    What is drawn depends on the seed, the step, the unit and the sample, so a checkpoint holds no random state. Under
+    the same plan everything goes on to the last bit, under another one within rounding.
+    """
+    model = MODEL.model_copy(update={"dropout": 0.1})
+    plan = make_plan(model, [[2, 1], [1]], [0.7, 0.3])
+    given: dict[str, Any] = {"dtype": dtype, "lr_schedule": "cosine", "warmup_steps": 3, "clip": 0.5}
+    folder = tmp_path / "run"
+    whole = train_steps(plan, text, 20, checkpoint_dir=str(folder), checkpoint_every=7, **given)
+    again = train_steps(plan, text, 20, resume=str(folder / "step-00000014"), **given)
+    other_plan = make_plan(model, [[1], [], [1, 2]], [0.0, 0.6, 0.4])
+    other = train_steps(other_plan, text, 20, resume=str(folder / "step-00000014"), **given)
+    straight, resumed, elsewhere = ranks.run([whole, again, other])
+    steps = [outcome[0].result.report.steps for outcome in (straight, resumed, elsewhere)]
+    for step, same, close in zip(steps[0][14:], steps[1], steps[2], strict=True):
+        assert (same.step, same.loss, same.grad_norm) == (step.step, step.loss, step.grad_norm)
+        assert same.learning_rate == close.learning_rate == step.learning_rate
+        assert same.tokens == close.tokens == step.tokens
+        if dtype == "float64":
+            assert close.loss == pytest.approx(step.loss, rel=1e-10)
+            assert close.grad_norm == pytest.approx(step.grad_norm, rel=1e-9)
 
 
 def test_a_signal_to_one_rank_stops_all_and_the_rest_is_done_on_resuming(
