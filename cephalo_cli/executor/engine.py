@@ -119,7 +119,11 @@ class CephaloEngine:
         self._options, self._hooks, self._offload = setting.options, setting.hooks, mine.offload
         stages = plan_stages(plan)
         records = rank_records(
-            stages, num_microbatches=len(mine.microbatch_sizes), recompute=mine.recompute, offload=mine.offload
+            stages,
+            num_microbatches=len(mine.microbatch_sizes),
+            recompute=mine.recompute,
+            offload=mine.offload,
+            recompute_blocks=mine.recompute_blocks,
         )
         self._replicated = plan.schedule == "replicated"
         shares = [1.0 if self._replicated else rank.state_share for rank in plan.ranks]
@@ -159,7 +163,6 @@ class CephaloEngine:
         self._interpreter = StepInterpreter(
             records=records,
             units=self.units,
-            recompute=mine.recompute,
             seed=setting.seed,
             collectives=self.collectives,
             optimizer=self.optimizer,

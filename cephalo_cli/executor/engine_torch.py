@@ -37,10 +37,10 @@ __all__ = ["TorchEngine"]
 class _WholeModel(nn.Module):
     """The units as one module that maps tokens to the summed loss."""
 
-    def __init__(self, model: Model, *, recompute: bool) -> None:
+    def __init__(self, model: Model, *, num_recomputed: int) -> None:
         super().__init__()
         self.model = model
-        self.recompute = recompute
+        self.num_recomputed = num_recomputed
         self.units = nn.ModuleList(build_unit(model, unit.kind) for unit in model_units(model))
 
     def forward(
@@ -50,7 +50,7 @@ class _WholeModel(nn.Module):
         embedding, *blocks, head = self.units
         x_BTD = embedding(tokens_BT, key(0))
         for index, block in enumerate(blocks, start=1):
-            if self.recompute:
+            if index <= self.num_recomputed:
                 x_BTD = checkpoint(block, x_BTD, key(index), use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BTD = block(x_BTD, key(index))
@@ -72,10 +72,12 @@ class TorchEngine:
         self._state_dtype, self._compute_dtype = setting.dtypes.state, setting.dtypes.compute
         self.traffic: Traffic | None = None
         self.scale = LossScale(is_dynamic=False)
-        recompute = setting.options.recompute if setting.options.even_split else plan.ranks[context.rank].recompute
+        num_recomputed = plan.ranks[context.rank].num_recomputed(plan.model.num_layers)
+        if setting.options.even_split:
+            num_recomputed = plan.model.num_layers if setting.options.recompute else 0
         units = model_units(plan.model)
         with torch.device("meta"):
-            whole = _WholeModel(plan.model, recompute=recompute).to(self._state_dtype)
+            whole = _WholeModel(plan.model, num_recomputed=num_recomputed).to(self._state_dtype)
         if setting.options.engine == "fsdp2":
             self._shard(whole, units)
             self._wrapped: nn.Module = whole

@@ -64,7 +64,6 @@ class StepInterpreter:
     Args:
         records: What this rank does in a step.
         units: The units on this rank.
-        recompute: Whether blocks keep only their input between forward and backward.
         seed: Seed of dropout.
         collectives: Gathers and reductions.
         optimizer: Updates the shards.
@@ -80,7 +79,6 @@ class StepInterpreter:
         *,
         records: Sequence[Record],
         units: Sequence[ShardedUnit],
-        recompute: bool,
         seed: int,
         collectives: ShardedCollectives,
         optimizer: ShardOptimizer,
@@ -92,7 +90,7 @@ class StepInterpreter:
     ) -> None:
         self._records = records
         self._units = units
-        self._recompute = recompute
+        self._run_twice = frozenset(record.unit for record in records if record.op is Op.RECOMPUTE)
         self._seed = seed
         self._collectives = collectives
         self._optimizer = optimizer
@@ -150,18 +148,21 @@ class StepInterpreter:
         below = Key("activation", unit.unit.index - 1, microbatch)
         self._compute(record, [below], lambda: self._run_forward(unit, microbatch, below, step))
         if unit.unit.kind == "block":
-            (self._boundaries.leave if self._recompute else self._boundaries.drop)(below)
+            (self._boundaries.leave if self._runs_twice(unit) else self._boundaries.drop)(below)
 
     def _run_forward(self, unit: ShardedUnit, microbatch: int, below: Key, step: _Step) -> None:
         kind, sample = unit.unit.kind, step.batch[microbatch]
+        output = Key("activation", unit.unit.index, microbatch)
         if kind == "embedding":
-            self._keep_graph(unit, microbatch, None, unit.module(sample.tokens, self._key(unit, microbatch, step)))
-        elif kind == "block" and self._recompute:
+            y_BTD = unit.module(sample.tokens, self._key(unit, microbatch, step))
+            self._keep_graph(unit, microbatch, None, y_BTD)
+            self._boundaries.put(output, y_BTD.detach())
+        elif kind == "block" and self._runs_twice(unit):
             with torch.no_grad():
                 y_BTD = unit.module(self._boundaries.get(below), self._key(unit, microbatch, step))
-            self._boundaries.put(Key("activation", unit.unit.index, microbatch), y_BTD)
+            self._boundaries.put(output, y_BTD)
         elif kind == "block":
-            self._run_again(unit, microbatch, below, step)
+            self._boundaries.put(output, self._run_block(unit, microbatch, below, step).detach())
         else:
             x_BTD = _leaf(self._boundaries.get(below))
             tied = () if unit.unit.borrows is None else (self._units[unit.unit.borrows].parameters["matrix"],)
@@ -172,18 +173,19 @@ class StepInterpreter:
     def _forward_again(self, record: Record, step: _Step) -> None:
         unit, microbatch = self._unit(record), _index(record.microbatch)
         below = Key("activation", unit.unit.index - 1, microbatch)
-        self._compute(record, [below], lambda: self._run_again(unit, microbatch, below, step))
+        self._compute(record, [below], lambda: self._run_block(unit, microbatch, below, step))
 
-    def _run_again(self, unit: ShardedUnit, microbatch: int, below: Key, step: _Step) -> None:
+    def _run_block(self, unit: ShardedUnit, microbatch: int, below: Key, step: _Step) -> torch.Tensor:
+        """Run a block's forward and keep its graph; gives its output."""
         x_BTD = _leaf(self._boundaries.get(below))
-        self._keep_graph(unit, microbatch, x_BTD, unit.module(x_BTD, self._key(unit, microbatch, step)))
+        y_BTD: torch.Tensor = unit.module(x_BTD, self._key(unit, microbatch, step))
+        self._keep_graph(unit, microbatch, x_BTD, y_BTD)
+        return y_BTD
 
     def _keep_graph(self, unit: ShardedUnit, microbatch: int, x_BTD: torch.Tensor | None, y_BTD: torch.Tensor) -> None:
         """Keep the graph's end, not its last tensor, which may leave the device; a frozen embedding has no graph."""
         if y_BTD.requires_grad:
             self._graphs[unit.unit.index, microbatch] = _Graph(get_gradient_edge(y_BTD), x_BTD)
-        if unit.unit.kind == "embedding" or not self._recompute:
-            self._boundaries.put(Key("activation", unit.unit.index, microbatch), y_BTD.detach())
 
     def _backward(self, record: Record, step: _Step) -> None:
         unit, microbatch = self._unit(record), _index(record.microbatch)
@@ -214,7 +216,7 @@ class StepInterpreter:
         value = self._scale.value / max(step.num_tokens, 1)
         return torch.full((), value, dtype=dtype, device=self._journal.device)
 
-    def _compute(self, record: Record, boundaries: Sequence[Key], work: Callable[[], None]) -> None:
+    def _compute(self, record: Record, boundaries: Sequence[Key], work: Callable[[], object]) -> None:
         """Wait for what a record needs, then run it."""
         unit = self._unit(record)
         flows: list[int] = []
@@ -314,6 +316,10 @@ class StepInterpreter:
 
     def _unit(self, record: Record) -> ShardedUnit:
         return self._units[_index(record.unit)]
+
+    def _runs_twice(self, unit: ShardedUnit) -> bool:
+        """Whether a block keeps only its input between forward and backward, where its forward runs again."""
+        return unit.unit.index in self._run_twice
 
     def _with_borrowed(self, unit: ShardedUnit) -> tuple[ShardedUnit, ...]:
         return (unit,) if unit.unit.borrows is None else (unit, self._units[unit.unit.borrows])

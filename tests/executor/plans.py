@@ -33,6 +33,7 @@ def make_plan(
     shares: Sequence[float] | None = None,
     *,
     recompute: bool | Sequence[bool] = True,
+    recompute_blocks: Sequence[int | None] | None = None,
     offload: bool = False,
     schedule: str = "layer-major",
     **changes: Any,
@@ -41,6 +42,10 @@ def make_plan(
     if shares is None:
         shares = [1.0 if schedule == "replicated" else 1.0 / num_ranks] * num_ranks
     recomputes = [recompute] * num_ranks if isinstance(recompute, bool) else recompute
+    if recompute_blocks is None:
+        recompute_blocks = [None] * num_ranks
+    else:
+        recomputes = [bool(blocks) for blocks in recompute_blocks]
     memory = Memory(
         state_bytes=0,
         buffers_bytes=0,
@@ -76,6 +81,7 @@ def make_plan(
                 microbatch_sizes=tuple(microbatches[rank]),
                 state_share=shares[rank],
                 recompute=recomputes[rank],
+                recompute_blocks=recompute_blocks[rank],
                 offload=offload,
                 memory=memory,
                 expected=ExpectedRank(forward_s=0.0, backward_s=0.0, optimizer_s=0.0),

@@ -48,10 +48,11 @@ def plans(draw: st.DrawFn) -> Plan:
         )
     )
     weights = draw(st.lists(st.integers(0, 100), min_size=num_ranks, max_size=num_ranks).filter(any))
-    recompute = draw(st.lists(st.booleans(), min_size=num_ranks, max_size=num_ranks))
+    blocks = draw(st.lists(st.sampled_from([None, 0, 1, 2]), min_size=num_ranks, max_size=num_ranks))
     schedule = draw(st.sampled_from(["layer-major", "layer-major", "microbatch-major"]))
+    kept = draw(st.sampled_from([None, 0, 1])) if schedule == "layer-major" else None
     shares = [weight / sum(weights) for weight in weights]
-    return make_plan(SMALL, microbatches, shares, recompute=recompute, schedule=schedule)
+    return make_plan(SMALL, microbatches, shares, recompute_blocks=blocks, schedule=schedule, keep_unsharded=kept)
 
 
 @settings(

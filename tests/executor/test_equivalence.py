@@ -30,6 +30,13 @@ PLANS = {
     "work here, state there": make_plan(GPT, [[1] * 5, []], [0.0, 1.0]),
     "recompute off": make_plan(GPT, [[3, 1], [2, 1]], [0.3, 0.7], recompute=False),
     "recompute mixed": make_plan(GPT, [[3, 1], [2], [1]], [0.5, 0.3, 0.2], recompute=[True, False, True]),
+    "recompute some blocks": make_plan(GPT, [[3, 1], [2], [1]], [0.5, 0.3, 0.2], recompute_blocks=[1, 0, 3]),
+    "one rank, recompute the first block": make_plan(GPT, [[3, 3, 1]], recompute_blocks=[1]),
+    "keep one block unsharded": make_plan(GPT, [[3, 1], [2, 1]], [0.3, 0.7], keep_unsharded=1),
+    "keep all blocks unsharded, recompute some": make_plan(
+        GPT, [[3, 1], [2], []], [0.3, 0.5, 0.2], keep_unsharded=2, recompute_blocks=[2, 0, 1]
+    ),
+    "tied, keep unsharded": make_plan(TIED, [[2, 1], [2]], [0.0, 1.0], keep_unsharded=1, recompute=False),
     "three ranks, one with nothing at all": make_plan(GPT, [[2, 1], [], [4]], [0.6, 0.0, 0.4]),
     "four ranks": make_plan(GPT, [[3], [1, 1], [], [2]], [0.1, 0.2, 0.3, 0.4]),
     "tied, one rank": make_plan(TIED, [[2, 2, 1]]),
@@ -89,6 +96,7 @@ def check_records(name: str, plan: Plan, trained: Sequence[Trained]) -> None:
             num_microbatches=len(planned.microbatch_sizes),
             recompute=planned.recompute,
             offload=planned.offload,
+            recompute_blocks=planned.recompute_blocks,
         )
         assert rank.records == expected * NUM_STEPS, name
 
@@ -106,6 +114,9 @@ def check_collectives(name: str, plan: Plan, trained: Sequence[Trained]) -> None
         for unit in plan_stages(plan).units:
             assert counts["all_gather", unit.name] <= 2 * NUM_STEPS, (name, unit.name)
             assert counts["reduce_scatter", unit.name] == NUM_STEPS, (name, unit.name)
+            last_kept = plan.model.num_layers - plan.num_kept_unsharded
+            if unit.kind == "block" and unit.index >= last_kept:
+                assert counts["all_gather", unit.name] == NUM_STEPS, (name, unit.name)
     assert Counter(record.op for record in trained[0].records)[Op.OPTIMIZER_STEP] == NUM_STEPS
 
 
