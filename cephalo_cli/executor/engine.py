@@ -175,7 +175,7 @@ class CephaloEngine:
 
     def run_step(self, batch: Sequence[Microbatch], *, num_tokens: int, step: int) -> tuple[StepNumbers, StepTimes]:
         """Run one step, see `StepEngine.run_step`."""
-        self._journal.begin()
+        self._journal.begin(samples_memory=step == self._options.num_steps)
         self.optimizer.set_learning_rate(self._options.learning_rate_of(step))
         numbers = self._interpreter.run(batch, num_tokens=num_tokens, step=step)
         self.num_updates += numbers.grad_norm is not None

@@ -96,7 +96,7 @@ class TorchEngine:
 
     def run_step(self, batch: Sequence[Microbatch], *, num_tokens: int, step: int) -> tuple[StepNumbers, StepTimes]:
         """Run one step, see `cephalo_cli.executor.engine.StepEngine.run_step`."""
-        self._journal.begin()
+        self._journal.begin(samples_memory=step == self._setting.options.num_steps)
         cpu_s = time.process_time()
         context, hooks = self._setting.context, self._setting.hooks
         dtype = torch.float32 if context.device.type == "mps" else torch.float64

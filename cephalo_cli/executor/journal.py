@@ -4,6 +4,9 @@ Note: two clocks
     On the CPU work is done when the call returns, so the wall clock is right. An accelerator runs behind the host:
     there every mark is an event queued between the work, and the seconds are read once the step is over. So a wait
     that the host passes at once still shows as the time the device stood still.
+
+Note: memory over time
+    On request a step's memory is read where its records begin and end. What lives within one kernel is not seen.
 """
 
 import time
@@ -12,8 +15,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from cephalo_cli.runtime.device import MemoryMeter
 from cephalo_cli.schedule import Op, Record
-from cephalo_cli.timeline import LANE_OF, Event, Lane, event_name
+from cephalo_cli.timeline import LANE_OF, Event, Lane, MemorySample, event_name
 
 __all__ = ["Journal", "Mark", "StepTimes"]
 
@@ -40,6 +44,8 @@ class StepTimes:
     """Standing still for copies from the host."""
     events: tuple[Event, ...]
     """What happened when, from the step's start."""
+    memory: tuple[MemorySample, ...] = ()
+    """Memory in the step, where it was asked for."""
 
     @property
     def compute_s(self) -> float:
@@ -83,12 +89,16 @@ class Journal:
     _stops: list[_Stop] = field(default_factory=list)
     _next_collective: int = 0
     _next_copy: int = 0
+    _meter: MemoryMeter | None = None
+    _memory: list[tuple[Mark, int]] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """Start a step."""
-        self._spans, self._stops = [], []
+    def begin(self, *, samples_memory: bool = False) -> None:
+        """Start a step; ``samples_memory`` has its memory written down too."""
+        self._spans, self._stops, self._memory = [], [], []
+        self._meter = MemoryMeter(self.device) if samples_memory else None
         self._next_collective, self._next_copy = 0, self.num_collectives
         self._start = self.mark()
+        self._sample(self._start)
 
     def mark(self) -> Mark:
         """Note this moment."""
@@ -100,7 +110,9 @@ class Journal:
 
     def worked(self, record: Record, start: Mark, waited_for: tuple[int, ...] = ()) -> None:
         """Say that a record of compute ran from ``start`` until now."""
-        self._spans.append(_Span(record, start, self.mark(), waited_for=waited_for))
+        end = self.mark()
+        self._spans.append(_Span(record, start, end, waited_for=waited_for))
+        self._sample(end)
 
     def started(self, record: Record) -> int:
         """Say that a collective or a copy starts; gives its flow number."""
@@ -108,7 +120,9 @@ class Journal:
             flow, self._next_copy = self._next_copy, self._next_copy + 1
         else:
             flow, self._next_collective = self._next_collective, self._next_collective + 1
-        self._spans.append(_Span(record, self.mark(), flow=flow))
+        start = self.mark()
+        self._spans.append(_Span(record, start, flow=flow))
+        self._sample(start)
         return flow
 
     def ended(self, flow: int, end: Mark | None) -> None:
@@ -145,7 +159,16 @@ class Journal:
             exposed_reduce_s=stops["reduce"],
             exposed_copy_s=stops["copy in"],
             events=self._events(),
+            memory=tuple(
+                MemorySample(rank=self.rank, time_s=self._seconds(mark), bytes_by_term={"allocated": num_bytes})
+                for mark, num_bytes in self._memory
+            ),
         )
+
+    def _sample(self, mark: Mark) -> None:
+        num_bytes = None if self._meter is None else self._meter.now_bytes()
+        if num_bytes is not None:
+            self._memory.append((mark, num_bytes))
 
     def _sum(self, spans: Sequence[_Span] | Sequence[_Stop]) -> float:
         return sum(self._seconds(span.end) - self._seconds(span.start) for span in spans if span.end is not None)

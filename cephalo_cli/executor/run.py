@@ -11,7 +11,7 @@ from cephalo_cli.executor.options import Callbacks, TrainingResult, TrainOptions
 from cephalo_cli.executor.over_memory import MemoryLog, explain_memory
 from cephalo_cli.runtime.launch import RankEnvironment, run_ranks
 from cephalo_cli.runtime.memory_limit import MemoryLimitError
-from cephalo_cli.timeline import Event, Timeline
+from cephalo_cli.timeline import Event, MemorySample, Timeline
 
 if TYPE_CHECKING:
     from cephalo_cli.runtime.process import ProcessContext  # loads torch
@@ -108,8 +108,15 @@ def _tell(callbacks: Callbacks, memory: MemoryLog, rank: int, event: dict[str, A
 def _result_from_json(result: dict[str, Any]) -> TrainingResult:
     timeline = result["timeline"]
     events = tuple(Event(**{**event, "waited_for": tuple(event["waited_for"])}) for event in timeline["events"])
+    memory = tuple(MemorySample(**sample) for sample in timeline["memory"])
     return TrainingResult(
         report=Report.model_validate_json(json.dumps(result["report"])),
-        timeline=Timeline(rank_names=tuple(timeline["rank_names"]), duration_s=timeline["duration_s"], events=events),
+        timeline=Timeline(
+            rank_names=tuple(timeline["rank_names"]),
+            duration_s=timeline["duration_s"],
+            events=events,
+            memory=memory,
+            limit_bytes=tuple(timeline["limit_bytes"]),
+        ),
         unsaved=result["unsaved"],
     )

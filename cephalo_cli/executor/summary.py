@@ -12,7 +12,7 @@ from cephalo_cli.executor.journal import StepTimes
 from cephalo_cli.executor.options import TrainingResult, TrainOptions, microbatch_split
 from cephalo_cli.executor.pace import model_flops_utilization
 from cephalo_cli.quantities import format_percent
-from cephalo_cli.timeline import Event, Timeline
+from cephalo_cli.timeline import Event, MemorySample, Timeline
 
 __all__ = ["RankSummary", "make_result", "summarise"]
 
@@ -38,6 +38,7 @@ class RankSummary:
     peak_memory_bytes: int
     last_step_s: float
     last_events: tuple[Event, ...]
+    last_memory: tuple[MemorySample, ...]
 
     @property
     def compute_s(self) -> float:
@@ -73,6 +74,7 @@ def summarise(
         peak_memory_bytes=peak_bytes,
         last_step_s=times[-1].step_s,
         last_events=times[-1].events,
+        last_memory=times[-1].memory,
     )
 
 
@@ -117,6 +119,8 @@ def make_result(
         rank_names=tuple(f"rank {rank.rank} · {rank.device} · {rank.node}" for rank in plan.ranks),
         duration_s=max(summary.last_step_s for summary in ranks),
         events=tuple(event for summary in ranks for event in summary.last_events),
+        memory=tuple(sample for summary in ranks for sample in summary.last_memory),
+        limit_bytes=tuple(rank.memory.limit_bytes for rank in plan.ranks),
     )
     return TrainingResult(report=report, timeline=timeline)
 

@@ -15,7 +15,7 @@ import torch
 from cephalo_cli.artifacts.cluster import Backend, DeviceType
 from cephalo_cli.artifacts.profile import Identity
 from cephalo_cli.errors import UsageError
-from cephalo_cli.runtime.heap import peak_anonymous_bytes, reset_peak_anonymous_bytes
+from cephalo_cli.runtime.heap import allocated_bytes, peak_anonymous_bytes, reset_peak_anonymous_bytes
 
 __all__ = ["DeviceClock", "MemoryMeter", "device_identity", "synchronise", "torch_device"]
 
@@ -94,6 +94,12 @@ class MemoryMeter:
         if self._device.type == "cpu":
             return peak_anonymous_bytes()
         return int(torch.accelerator.max_memory_allocated(self._device))
+
+    def now_bytes(self) -> int | None:
+        """Bytes allocated now; None where nobody counts them. On an accelerator it runs ahead as the host does."""
+        if self._device.type == "cpu":
+            return allocated_bytes()
+        return int(torch.accelerator.memory_allocated(self._device))
 
 
 def device_identity(device: torch.device, device_type: DeviceType) -> Identity:

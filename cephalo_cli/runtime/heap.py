@@ -10,14 +10,26 @@ Note: keeping freed memory
     glibc gives large freed pieces back to the system, and every page that comes again must be cleared: a block of a
     small GPT took 2 to 10 % longer for it, now here, now there. Ranks keep what they freed, so the same work
     takes the same time; the peak is the same.
+
+Note: memory over time
+    A rank that keeps what it freed occupies ever the same. What rises and falls within a step is what it has allocated,
+    which the C library counts.
 """
 
 import contextlib
 import ctypes
 import gc
 from pathlib import Path
+from typing import ClassVar
 
-__all__ = ["anonymous_bytes", "keep_heap", "peak_anonymous_bytes", "reset_peak_anonymous_bytes", "trim_heap"]
+__all__ = [
+    "allocated_bytes",
+    "anonymous_bytes",
+    "keep_heap",
+    "peak_anonymous_bytes",
+    "reset_peak_anonymous_bytes",
+    "trim_heap",
+]
 
 STATUS = Path("/proc/self/status")
 RESET_HIGH_WATER = "5"
@@ -28,6 +40,32 @@ LARGEST_IN_HEAP_BYTES = 32 * 2**20
 """The most glibc accepts as M_MMAP_THRESHOLD; larger pieces are always given back."""
 MOST_KEPT_BYTES = 2**31 - 1
 """Free memory at the heap's end that is kept; the parameter is an int."""
+MALLINFO2 = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+"""Fields of the C library's counts, in order (glibc 2.33 and later, malloc.h)."""
+
+
+class _Counts(ctypes.Structure):
+    """The C library's counts."""
+
+    _fields_: ClassVar = [(name, ctypes.c_size_t) for name in MALLINFO2]
+    uordblks: int
+    """Bytes allocated in the heap."""
+    hblkhd: int
+    """Bytes allocated outside it."""
+
+
+def allocated_bytes() -> int | None:
+    """Bytes that are allocated through the C library (see the note); None where it does not tell."""
+    try:
+        count = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):
+        return None
+    count.restype = _Counts
+    counts = count()
+    return int(counts.uordblks) + int(counts.hblkhd)
 
 
 def anonymous_bytes() -> int:

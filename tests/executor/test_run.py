@@ -78,6 +78,13 @@ def test_training_on_emulated_devices_reports_every_rank(tmp_path: Path) -> None
             assert all(event.end_s <= timeline.duration_s + 1e-9 for event in spans)
             for event, after in pairwise(spans):
                 assert event.start_s <= event.end_s <= after.start_s
+        memory = [sample for sample in timeline.memory if sample.rank == number]
+        assert 0.0 == memory[0].time_s < memory[-1].time_s <= timeline.duration_s + 1e-9
+        assert all(sample.time_s <= after.time_s for sample, after in pairwise(memory))
+        used = [sample.bytes_by_term["allocated"] for sample in memory]
+        assert min(used) > 12 * plan.ranks[number].state_share * plan.num_parameters
+        assert max(used) > used[0]  # activations come and go
+    assert timeline.limit_bytes == (MEMORY_BYTES, MEMORY_BYTES)
     flows = [{event.flow for event in timeline.events if event.rank == rank} - {None} for rank in range(2)]
     assert flows[0] == flows[1]
     waited = {flow for event in timeline.events for flow in event.waited_for}

@@ -32,6 +32,20 @@ def test_a_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert DeviceClock(CPU, lambda: now["s"])() == 1.05
 
 
+def test_the_meter_sees_what_is_allocated_now_and_not_what_was() -> None:
+    meter = MemoryMeter(CPU)
+    before = meter.now_bytes()
+    assert before is not None
+    held = torch.empty(50_000_000)
+    during = meter.now_bytes()
+    del held
+    after = meter.now_bytes()
+    assert during is not None
+    assert after is not None
+    assert 200_000_000 <= during - before < 201_000_000
+    assert abs(after - before) < 1_000_000
+
+
 def test_the_meter_sees_a_peak_that_is_over() -> None:
     meter = MemoryMeter(CPU)
     meter.reset()
