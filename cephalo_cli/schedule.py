@@ -261,8 +261,8 @@ def _through_the_model(units: Sequence[Unit]) -> list[tuple[Unit, Phase]]:
 
 
 def _needs(unit: Unit, phase: Phase) -> frozenset[int]:
-    """Units whose parameters a stage reads; the backward of an embedding reads none."""
-    if unit.kind == "embedding" and phase == "backward":
+    """Units whose parameters a stage reads; the backward of most embeddings reads none."""
+    if phase == "backward" and not unit.backward_reads:
         return frozenset()
     return frozenset({unit.index} if unit.borrows is None else {unit.index, unit.borrows})
 

@@ -8,21 +8,27 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from cephalo_cli.artifacts.base import DType
-from cephalo_cli.artifacts.model import Model
+from cephalo_cli.artifacts.model import Lora, Model
 from cephalo_cli.artifacts.profile import UnitKind
 from cephalo_cli.errors import UsageError
 
 __all__ = [
     "DTYPE_BYTES",
     "Unit",
+    "adapted",
     "boundary_bytes",
     "is_frozen",
     "model_units",
     "num_frozen_parameters",
     "num_parameters",
+    "projections",
 ]
 
 DTYPE_BYTES: dict[DType, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+ADAPTERS = (".lora_a", ".lora_b")
+"""How the names of adapters end."""
+NUM_TEXT_TYPES = 2
+"""A sample of bert's family has at most two texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +47,28 @@ class Unit:
     """How many of them are not trained."""
     borrows: int | None = None
     """Index of the unit whose parameters it also needs (a tied head needs the embedding)."""
+    backward_reads: bool = True
+    """Whether its backward reads its parameters. That of a lookup does not, nor that of a projection of what needs no
+    gradient; only an embedding with a norm does (bert)."""
+
+    @property
+    def num_trained(self) -> int:
+        """How many of its parameters are trained: those with a gradient."""
+        return self.num_parameters - self.num_frozen
 
 
 def model_units(model: Model) -> tuple[Unit, ...]:
     """List a model's units in forward order."""
-    sizes = _embedding_size(model), _block_size(model), _head_size(model)
+    sizes = [_size(model, kind) for kind in ("embedding", "block", "head")]
     last = model.num_layers + 1
     units = (
-        Unit(index=0, name="embedding", kind="embedding", num_parameters=sizes[0]),
+        Unit(
+            index=0,
+            name="embedding",
+            kind="embedding",
+            num_parameters=sizes[0],
+            backward_reads=model.family == "bert",
+        ),
         *(
             Unit(index=layer + 1, name=f"block.{layer}", kind="block", num_parameters=sizes[1])
             for layer in range(model.num_layers)
@@ -61,7 +81,7 @@ def model_units(model: Model) -> tuple[Unit, ...]:
             borrows=0 if model.tie_embeddings else None,
         ),
     )
-    if model.frozen is None:
+    if model.frozen is None and model.lora is None:
         return units
     return tuple(
         replace(
@@ -76,6 +96,8 @@ def model_units(model: Model) -> tuple[Unit, ...]:
 
 def is_frozen(model: Model, name: str) -> bool:
     """Say whether a parameter, such as ``block.0.attention.qkv.weight``, is not trained."""
+    if model.lora is not None:
+        return not name.endswith(ADAPTERS)
     return any(fnmatchcase(name, pattern) for pattern in model.frozen or ())
 
 
@@ -83,11 +105,11 @@ def num_frozen_parameters(model: Model) -> int:
     """Count the parameters that are not trained.
 
     Raises:
-        UsageError: A pattern of ``frozen`` names no parameter, or nothing is left to train.
+        UsageError: A pattern of ``frozen`` or ``lora.targets`` names nothing, or nothing is left to train.
     """
-    if model.frozen is None:
-        return 0
     units = model_units(model)
+    if model.frozen is None:
+        return sum(unit.num_frozen for unit in units)
     names = [f"{unit.name}.{name}" for unit in units for name, _ in _named_sizes(model, unit.kind)]
     for number, pattern in enumerate(model.frozen):
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -104,7 +126,7 @@ def num_frozen_parameters(model: Model) -> int:
 
 def num_parameters(model: Model) -> int:
     """Count the parameters of the whole model; a tied matrix counts once."""
-    return _embedding_size(model) + model.num_layers * _block_size(model) + _head_size(model)
+    return _size(model, "embedding") + model.num_layers * _size(model, "block") + _size(model, "head")
 
 
 def boundary_bytes(model: Model, seq_len: int, dtype: DType, num_samples: int) -> int:
@@ -112,25 +134,96 @@ def boundary_bytes(model: Model, seq_len: int, dtype: DType, num_samples: int) -
     return num_samples * model.tokens_per_sample(seq_len) * model.hidden_size * DTYPE_BYTES[dtype]
 
 
+def _size(model: Model, kind: UnitKind) -> int:
+    return sum(size for _, size in _named_sizes(model, kind))
+
+
 def _named_sizes(model: Model, kind: UnitKind) -> tuple[tuple[str, int], ...]:
-    """Names and sizes of a unit's parameters, as `cephalo_cli.models` has them (gpt, llama)."""
-    hidden, ffn, is_gpt = model.hidden_size, model.ffn_size, model.family == "gpt"
-    matrix = ("matrix", (model.vocab_size or 0) * hidden)
+    """Names and sizes of a unit's parameters, as `cephalo_cli.models` has them."""
     if kind == "embedding":
-        return (matrix, ("positions", (model.max_seq_len or 0) * hidden)) if is_gpt else (matrix,)
-    if kind == "head":
-        return (*_norm("norm", hidden, bias=is_gpt), *(() if model.tie_embeddings else (matrix,)))
+        return _embedding(model)
+    return _block(model) if kind == "block" else _head(model)
+
+
+def _embedding(model: Model) -> tuple[tuple[str, int], ...]:
+    hidden = model.hidden_size
+    if model.family == "vit":
+        pixels = model.num_channels_or_default * (model.patch_size or 0) ** 2
+        places = ("class_token", hidden), ("positions", model.tokens_per_sample(0) * hidden)
+        return (*_linear("patches", pixels, hidden, bias=True), *places)
+    matrix = ("matrix", (model.vocab_size or 0) * hidden)
+    if model.family == "llama":
+        return (matrix,)
+    positions = ("positions", (model.max_seq_len or 0) * hidden)
+    if model.family == "gpt":
+        return matrix, positions
+    return matrix, positions, ("types", NUM_TEXT_TYPES * hidden), *_norm("norm", hidden, bias=True)
+
+
+def _block(model: Model) -> tuple[tuple[str, int], ...]:
+    hidden, ffn = model.hidden_size, model.ffn_size
+    is_llama = model.family == "llama"
     queries = model.num_heads * model.width_of_head
     qkv = queries + 2 * model.kv_heads * model.width_of_head
-    up = ffn if is_gpt else 2 * ffn
+    adapters = () if model.lora is None else _adapters(model, model.lora)
     return (
-        *_norm("attention_norm", hidden, bias=is_gpt),
+        *_norm("attention_norm", hidden, bias=not is_llama),
         *_linear("attention.qkv", hidden, qkv, bias=model.has_qkv_bias),
-        *_linear("attention.out", queries, hidden, bias=model.has_linear_bias),
-        *_norm("mlp_norm", hidden, bias=is_gpt),
-        *_linear("mlp.up", hidden, up, bias=model.has_linear_bias),
+        *_linear("attention.out", queries, hidden, bias=model.has_attention_out_bias),
+        *_norm("mlp_norm", hidden, bias=not is_llama),
+        *_linear("mlp.up", hidden, 2 * ffn if is_llama else ffn, bias=model.has_linear_bias),
         *_linear("mlp.out", ffn, hidden, bias=model.has_linear_bias),
+        *adapters,
     )
+
+
+def projections(model: Model) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the matrices of a block, by name."""
+    hidden, ffn = model.hidden_size, model.ffn_size
+    queries = model.num_heads * model.width_of_head
+    return {
+        "attention.qkv": (hidden, queries + 2 * model.kv_heads * model.width_of_head),
+        "attention.out": (queries, hidden),
+        "mlp.up": (hidden, 2 * ffn if model.family == "llama" else ffn),
+        "mlp.out": (ffn, hidden),
+    }
+
+
+def adapted(model: Model) -> tuple[str, ...]:
+    """Name the matrices of a block that have an adapter.
+
+    Raises:
+        UsageError: A pattern of ``lora.targets`` names none.
+    """
+    if model.lora is None:
+        return ()
+    names = tuple(projections(model))
+    for number, pattern in enumerate(model.lora.targets):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(
+                f"{pattern!r} names no matrix of a block", where=f"lora.targets[{number}]", hint=", ".join(names)
+            )
+    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in model.lora.targets))
+
+
+def _adapters(model: Model, lora: Lora) -> tuple[tuple[str, int], ...]:
+    sizes = projections(model)
+    return tuple(
+        (f"{name}.{leaf}", lora.rank * size)
+        for name in adapted(model)
+        for leaf, size in zip(("lora_a", "lora_b"), sizes[name], strict=True)
+    )
+
+
+def _head(model: Model) -> tuple[tuple[str, int], ...]:
+    hidden, vocab = model.hidden_size, model.vocab_size or 0
+    norm = _norm("norm", hidden, bias=model.family != "llama")
+    if model.family == "vit":
+        return (*norm, *_linear("classifier", hidden, model.num_classes or 0, bias=True))
+    matrix = () if model.tie_embeddings else (("matrix", vocab * hidden),)
+    if model.family == "bert":
+        return (*_linear("dense", hidden, hidden, bias=True), *norm, *matrix, ("bias", vocab))
+    return (*norm, *matrix)
 
 
 def _linear(name: str, num_in: int, num_out: int, *, bias: bool) -> tuple[tuple[str, int], ...]:
@@ -140,42 +233,3 @@ def _linear(name: str, num_in: int, num_out: int, *, bias: bool) -> tuple[tuple[
 
 def _norm(name: str, size: int, *, bias: bool) -> tuple[tuple[str, int], ...]:
     return ((f"{name}.weight", size), (f"{name}.bias", size)) if bias else ((f"{name}.weight", size),)
-
-
-def _embedding_size(model: Model) -> int:
-    hidden = model.hidden_size
-    if model.family == "vit":
-        patch = model.patch_size or 0
-        patches = model.num_channels_or_default * patch * patch * hidden + hidden
-        return patches + hidden + model.tokens_per_sample(0) * hidden
-    tokens = (model.vocab_size or 0) * hidden
-    if model.family == "llama":
-        return tokens
-    positions = (model.max_seq_len or 0) * hidden
-    types_and_norm = 2 * hidden + 2 * hidden if model.family == "bert" else 0
-    return tokens + positions + types_and_norm
-
-
-def _block_size(model: Model) -> int:
-    hidden, ffn = model.hidden_size, model.ffn_size
-    queries = model.num_heads * model.width_of_head
-    keys_and_values = 2 * model.kv_heads * model.width_of_head
-    attention = hidden * (queries + keys_and_values) + queries * hidden
-    biases = (queries + keys_and_values if model.has_qkv_bias else 0) + (hidden if model.has_linear_bias else 0)
-    if model.family == "llama":
-        mlp_biases = 2 * ffn + hidden if model.has_linear_bias else 0
-        return attention + biases + 3 * hidden * ffn + mlp_biases + 2 * hidden
-    mlp_biases = ffn + hidden if model.has_linear_bias else 0
-    return attention + biases + 2 * hidden * ffn + mlp_biases + 4 * hidden
-
-
-def _head_size(model: Model) -> int:
-    hidden = model.hidden_size
-    if model.family == "vit":
-        classes = model.num_classes or 0
-        return 2 * hidden + hidden * classes + classes
-    vocab = model.vocab_size or 0
-    matrix = 0 if model.tie_embeddings else vocab * hidden
-    if model.family == "bert":
-        return hidden * hidden + hidden + 2 * hidden + matrix + vocab
-    return matrix + (hidden if model.family == "llama" else 2 * hidden)

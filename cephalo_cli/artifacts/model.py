@@ -4,20 +4,76 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cephalo_cli.artifacts.base import Envelope, PositiveFloat, PositiveInt, Series
+from cephalo_cli.artifacts.base import Envelope, PositiveFloat, PositiveInt, Series, Value
 from cephalo_cli.artifacts.faults import MisfitError
 
-__all__ = ["Family", "Model"]
+__all__ = ["Family", "Lora", "Model", "RopeScaling"]
 
 Family = Literal["gpt", "llama", "bert", "vit"]
 
-NOT_OF_FAMILY: dict[Family, frozenset[str]] = {
-    "gpt": frozenset({"rope_theta", "num_kv_heads"}),
-    "llama": frozenset(),
-    "bert": frozenset({"rope_theta", "num_kv_heads", "frozen"}),
-    "vit": frozenset({"rope_theta", "num_kv_heads", "frozen"}),
+OF_LLAMA = frozenset({"rope_theta", "rope_scaling", "sliding_window", "num_kv_heads"})
+"""Fields that only family llama uses."""
+SCALING_FIELDS = {
+    "linear": (frozenset[str](), frozenset[str]()),
+    "llama3": (frozenset({"original_max_seq_len", "low_freq_factor", "high_freq_factor"}), frozenset[str]()),
+    "yarn": (frozenset({"original_max_seq_len"}), frozenset({"beta_fast", "beta_slow", "attention_factor"})),
 }
-"""Fields a family does not use, beside those of images or text."""
+"""Fields of `RopeScaling` that a type needs, and that it may have."""
+
+
+class RopeScaling(Value):
+    """How rotary positions reach further than the model was first trained, see `cephalo_cli.models.rotary`."""
+
+    type: Literal["linear", "llama3", "yarn"]
+    """linear: all frequencies slower. llama3 and yarn: the slow ones slower."""
+    factor: Annotated[float, Field(ge=1.0)]
+    """How much slower."""
+    original_max_seq_len: PositiveInt | None = None
+    """Longest sequence of the first training (llama3, yarn)."""
+    low_freq_factor: PositiveFloat | None = None
+    """Pairs that turn fewer times in the original length are slowed in full (llama3)."""
+    high_freq_factor: PositiveFloat | None = None
+    """Pairs that turn more often keep their frequency (llama3)."""
+    beta_fast: PositiveFloat | None = None
+    """Pairs that turn more often keep their frequency (yarn); 32 when absent."""
+    beta_slow: PositiveFloat | None = None
+    """Pairs that turn fewer times are slowed in full (yarn); 1 when absent."""
+    attention_factor: PositiveFloat | None = None
+    """What cosine and sine are multiplied by (yarn); 0.1 ln(factor) + 1 when absent."""
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> Self:
+        needed, optional = SCALING_FIELDS[self.type]
+        for field in sorted(type(self).model_fields.keys() - {"type", "factor"}):
+            is_given = getattr(self, field) is not None
+            if field in needed and not is_given:
+                raise MisfitError(f"is missing, type {self.type!r} needs it", at=(field,))
+            if is_given and field not in needed | optional:
+                raise MisfitError(f"is not for type {self.type!r}", at=(field,))
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if low is not None and high is not None and low >= high:
+            text = f"found {high}, expected more than low_freq_factor, which is {low}"
+            raise MisfitError(text, at=("high_freq_factor",))
+        return self
+
+
+class Lora(Value):
+    """Low-rank adapters: the model's own parameters stay, ``scale * B A`` is trained beside some matrices.
+
+    Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
+    """
+
+    rank: PositiveInt
+    """Rows of A and columns of B."""
+    alpha: PositiveFloat | None = None
+    """Adapters are scaled by ``alpha / rank``; ``rank`` when absent."""
+    targets: Annotated[Series[str], Field(min_length=1)] = ("attention.*",)
+    """Which matrices of every block get one: patterns with ``*`` for attention.qkv, attention.out, mlp.up, mlp.out."""
+
+    @property
+    def scale(self) -> float:
+        """What an adapter's product is multiplied by."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
 class Model(Envelope):
@@ -51,17 +107,26 @@ class Model(Envelope):
     """Whether linear layers have biases; when absent, true except for llama."""
     qkv_bias: bool | None = None
     """Whether query, key and value projections have biases; ``linear_bias`` when absent."""
+    attention_out_bias: bool | None = None
+    """Whether attention's output projection has a bias; ``linear_bias`` when absent."""
     activation: Literal["gelu", "gelu-tanh", "silu"] | None = None
     """Activation of the MLP; when absent gelu-tanh for gpt, silu for llama, gelu for bert and vit."""
     norm_eps: PositiveFloat | None = None
     """Added to the variance; when absent 1e-5 (gpt), 1e-6 (llama, vit), 1e-12 (bert)."""
     rope_theta: PositiveFloat | None = None
     """Base of the rotary frequencies (llama); 10,000 when absent."""
+    rope_scaling: RopeScaling | None = None
+    """How rotary positions are stretched (llama); not at all when absent."""
+    sliding_window: PositiveInt | None = None
+    """How many tokens a token sees, itself included (llama); all before it when absent."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Probability of dropping an activation while training."""
     frozen: Annotated[Series[str], Field(min_length=1)] | None = None
-    """Which parameters are not trained: patterns with ``*`` for names like ``block.0.attention.qkv.weight`` (gpt,
-    llama)."""
+    """Which parameters are not trained: patterns with ``*`` for names like ``block.0.attention.qkv.weight``."""
+    lora: Lora | None = None
+    """Low-rank adapters; they alone are trained."""
+    frozen_dtype: Literal["bfloat16", "float16"] | None = None
+    """Dtype in which parameters that are not trained are stored; that of the master weights when absent."""
     image_size: PositiveInt | None = None
     """Height and width of an image in pixels (vit)."""
     patch_size: PositiveInt | None = None
@@ -84,9 +149,13 @@ class Model(Envelope):
             if getattr(self, field) is None:
                 raise MisfitError(f"is missing, family {self.family!r} needs it", at=(field,))
         foreign = text if self.family == "vit" else image
-        for field in sorted(foreign | NOT_OF_FAMILY[self.family]):
+        for field in sorted(foreign | (frozenset() if self.family == "llama" else OF_LLAMA)):
             if getattr(self, field) is not None:
                 raise MisfitError(f"is not for family {self.family!r}", at=(field,))
+        if self.lora is not None and self.frozen is not None:
+            raise MisfitError("is not for models with lora, which trains adapters alone", at=("frozen",))
+        if self.frozen_dtype is not None and self.frozen is None and self.lora is None:
+            raise MisfitError("is for models with lora or frozen parameters", at=("frozen_dtype",))
         if self.tie_embeddings and self.family == "vit":
             raise MisfitError("found true, but family 'vit' has no embedding to tie", at=("tie_embeddings",))
         if self.image_size is not None:
@@ -117,6 +186,11 @@ class Model(Envelope):
     def has_qkv_bias(self) -> bool:
         """Whether query, key and value projections have biases."""
         return self.has_linear_bias if self.qkv_bias is None else self.qkv_bias
+
+    @property
+    def has_attention_out_bias(self) -> bool:
+        """Whether attention's output projection has a bias."""
+        return self.has_linear_bias if self.attention_out_bias is None else self.attention_out_bias
 
     @property
     def eps(self) -> float:

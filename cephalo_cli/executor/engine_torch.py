@@ -35,7 +35,7 @@ __all__ = ["TorchEngine"]
 
 
 class _WholeModel(nn.Module):
-    """The units as one module that maps tokens to the summed loss."""
+    """The units as one module that maps a microbatch to the summed loss."""
 
     def __init__(self, model: Model, *, num_recomputed: int) -> None:
         super().__init__()
@@ -43,19 +43,17 @@ class _WholeModel(nn.Module):
         self.num_recomputed = num_recomputed
         self.units = nn.ModuleList(build_unit(model, unit.kind) for unit in model_units(model))
 
-    def forward(
-        self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, key: Callable[[int], DropoutKey | None]
-    ) -> torch.Tensor:
-        """Sum the token losses of one microbatch; ``key`` gives the dropout key of a unit."""
+    def forward(self, batch: Microbatch, key: Callable[[int], DropoutKey | None]) -> torch.Tensor:
+        """Sum the losses of one microbatch; ``key`` gives the dropout key of a unit."""
         embedding, *blocks, head = self.units
-        x_BTD = embedding(tokens_BT, key(0))
+        x_BTD = embedding(batch, key(0))
         for index, block in enumerate(blocks, start=1):
             if index <= self.num_recomputed:
-                x_BTD = checkpoint(block, x_BTD, key(index), use_reentrant=False, preserve_rng_state=False)
+                x_BTD = checkpoint(block, x_BTD, batch, key(index), use_reentrant=False, preserve_rng_state=False)
             else:
-                x_BTD = block(x_BTD, key(index))
+                x_BTD = block(x_BTD, batch, key(index))
         tied = (embedding.matrix,) if self.model.tie_embeddings else ()
-        loss: torch.Tensor = head(x_BTD, targets_BT, *tied)
+        loss: torch.Tensor = head(x_BTD, batch, *tied)
         return loss
 
 
@@ -106,7 +104,7 @@ class TorchEngine:
             with self._reducing(is_last=index == len(batch) - 1):
                 start = self._journal.mark()
                 with hooks.throttle(), self._low_precision():
-                    loss = self._wrapped(microbatch.tokens, microbatch.targets, self._keys(microbatch, step))
+                    loss = self._wrapped(microbatch, self._keys(microbatch, step))
                 self._journal.worked(Record(op=Op.FORWARD, microbatch=index), start)
                 loss_sum += loss.detach()
                 start = self._journal.mark()
@@ -122,7 +120,7 @@ class TorchEngine:
         total = 0.0
         for microbatch in batch:
             with self._setting.hooks.throttle(), self._low_precision():
-                total += float(self._wrapped(microbatch.tokens, microbatch.targets, lambda _: None))
+                total += float(self._wrapped(microbatch, lambda _: None))
         return total
 
     def numerics(self) -> dict[str, str]:

@@ -33,7 +33,7 @@ def sum_losses(
         offload: Whether what passes between units waits in host memory, as it does in training.
         throttle: Surrounds every piece of compute (emulated devices).
     """
-    boundaries = [microbatch.tokens for microbatch in batch]
+    boundaries: list[torch.Tensor | None] = [None] * len(batch)
     total = 0.0
     for unit in units:
         borrowed = () if unit.unit.borrows is None else (units[unit.unit.borrows],)
@@ -44,12 +44,13 @@ def sum_losses(
         tied = tuple(owner.parameters["matrix"] for owner in borrowed)
         for index, microbatch in enumerate(batch):
             with throttle():
-                x = boundaries[index].to(microbatch.tokens.device)
+                x_BTD = boundaries[index]
+                below = () if x_BTD is None else (x_BTD.to(microbatch.targets.device),)
+                output = unit.module(*below, microbatch, *tied)
                 if unit.unit.kind == "head":
-                    total += float(unit.module(x, microbatch.targets, *tied))
+                    total += float(output)
                 else:
-                    y_BTD = unit.module(x)
-                    boundaries[index] = y_BTD.cpu() if offload else y_BTD
+                    boundaries[index] = output.cpu() if offload else output
         for needed in (unit, *borrowed):
             needed.reshard()
     return total

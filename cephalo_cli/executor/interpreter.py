@@ -151,22 +151,22 @@ class StepInterpreter:
             (self._boundaries.leave if self._runs_twice(unit) else self._boundaries.drop)(below)
 
     def _run_forward(self, unit: ShardedUnit, microbatch: int, below: Key, step: _Step) -> None:
-        kind, sample = unit.unit.kind, step.batch[microbatch]
+        kind, batch = unit.unit.kind, step.batch[microbatch]
         output = Key("activation", unit.unit.index, microbatch)
         if kind == "embedding":
-            y_BTD = unit.module(sample.tokens, self._key(unit, microbatch, step))
+            y_BTD = unit.module(batch, self._key(unit, microbatch, step))
             self._keep_graph(unit, microbatch, None, y_BTD)
             self._boundaries.put(output, y_BTD.detach())
         elif kind == "block" and self._runs_twice(unit):
             with torch.no_grad():
-                y_BTD = unit.module(self._boundaries.get(below), self._key(unit, microbatch, step))
+                y_BTD = unit.module(self._boundaries.get(below), batch, self._key(unit, microbatch, step))
             self._boundaries.put(output, y_BTD)
         elif kind == "block":
             self._boundaries.put(output, self._run_block(unit, microbatch, below, step).detach())
         else:
             x_BTD = _leaf(self._boundaries.get(below))
             tied = () if unit.unit.borrows is None else (self._units[unit.unit.borrows].parameters["matrix"],)
-            loss = unit.module(x_BTD, sample.targets, *tied)
+            loss = unit.module(x_BTD, batch, *tied)
             step.loss_sum += loss.detach()
             self._graphs[unit.unit.index, microbatch] = _Graph(get_gradient_edge(loss), x_BTD)
 
@@ -178,7 +178,7 @@ class StepInterpreter:
     def _run_block(self, unit: ShardedUnit, microbatch: int, below: Key, step: _Step) -> torch.Tensor:
         """Run a block's forward and keep its graph; gives its output."""
         x_BTD = _leaf(self._boundaries.get(below))
-        y_BTD: torch.Tensor = unit.module(x_BTD, self._key(unit, microbatch, step))
+        y_BTD: torch.Tensor = unit.module(x_BTD, step.batch[microbatch], self._key(unit, microbatch, step))
         self._keep_graph(unit, microbatch, x_BTD, y_BTD)
         return y_BTD
 
@@ -220,7 +220,7 @@ class StepInterpreter:
         """Wait for what a record needs, then run it."""
         unit = self._unit(record)
         flows: list[int] = []
-        if record.op is not Op.BACKWARD or unit.unit.kind != "embedding":
+        if record.op is not Op.BACKWARD or unit.unit.backward_reads:
             for needed in self._with_borrowed(unit):
                 flows += self._wait_whole(needed)
         for key in boundaries:

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -10,7 +11,9 @@ from torch import nn
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import UnitKind
 from cephalo_cli.errors import UsageError
-from cephalo_cli.models import gpt, llama
+from cephalo_cli.models import bert, gpt, llama, vit
+from cephalo_cli.models.layers import Linear
+from cephalo_cli.units import adapted
 
 __all__ = ["build_unit", "initialise_", "starting_values"]
 
@@ -24,25 +27,23 @@ def build_unit(model: Model, kind: UnitKind) -> nn.Module:
     Under ``with torch.device("meta")`` it takes no memory.
 
     Raises:
-        UsageError: The family has no modules yet, or its shape cannot be run.
+        UsageError: The model's shape cannot be run.
     """
-    if model.family not in ("gpt", "llama"):
-        raise UsageError(
-            f"models of family {model.family!r} can be planned and simulated from a table, but not run yet",
-            where=f"model {model.name}",
-            hint="gpt and llama models can be run",
-        )
     if model.family == "llama" and model.width_of_head % 2:
         raise UsageError(
             f"rotary positions need an even head width, found {model.width_of_head}", where=f"model {model.name}"
         )
-    family = gpt if model.family == "gpt" else llama
+    family = {"gpt": gpt, "llama": llama, "bert": bert, "vit": vit}[model.family]
     makers: dict[UnitKind, type[nn.Module]] = {
         "embedding": family.Embedding,
         "block": family.Block,
         "head": family.Head,
     }
-    return makers[kind](model)
+    unit = makers[kind](model)
+    if kind == "block" and model.lora is not None:
+        for name in adapted(model):
+            cast("Linear", unit.get_submodule(name)).adapt(model.lora)
+    return unit
 
 
 @torch.no_grad()
@@ -50,8 +51,10 @@ def initialise_(module: nn.Module, model: Model, unit_index: int, seed: int) -> 
     """Fill a unit's parameters in place; they depend on the seed, the unit's index and the parameter's name alone.
 
     Matrices are normal with standard deviation 0.02, those that write to the residual stream divided by
-    ``sqrt(2 * num_layers)``; gains are 1 and biases 0 (GPT-2's way). Numbers are drawn on the CPU in float32, so every
-    device and dtype starts from the same model.
+    ``sqrt(2 * num_layers)`` unless the stream is normalised after (bert); gains are 1 and biases 0 (GPT-2's and BERT's
+    way). Of an adapter B is 0, so that it starts by changing nothing, and A normal with standard deviation
+    ``1/sqrt(inputs)``, so that it keeps the size of what it narrows (Hu et al. 2021 leave it open). Numbers are drawn on
+    the CPU in float32, so every device and dtype starts from the same model.
     """
     for name, parameter in module.named_parameters():
         parameter.copy_(starting_values(name, parameter.shape, model, unit_index, seed))
@@ -61,7 +64,12 @@ def starting_values(name: str, shape: Sequence[int], model: Model, unit_index: i
     """Draw one parameter's starting values, see `initialise_`; one number for all of them where they are equal."""
     if len(shape) < 2:
         return torch.tensor(0.0 if name.endswith("bias") else 1.0)
-    std = INIT_STD / math.sqrt(2 * model.num_layers) if name.endswith("out.weight") else INIT_STD
+    if name.endswith("lora_b"):
+        return torch.tensor(0.0)
+    adds_up = name.endswith("out.weight") and model.family != "bert"
+    std = INIT_STD / math.sqrt(2 * model.num_layers) if adds_up else INIT_STD
+    if name.endswith("lora_a"):
+        std = 1 / math.sqrt(shape[1])
     generator = torch.Generator().manual_seed(_seed_of(seed, unit_index, name))
     return torch.empty(tuple(shape), dtype=torch.float32, device="cpu").normal_(std=std, generator=generator)
 

@@ -1,29 +1,39 @@
-"""What the families are made of.
-
-Shape letters: B samples, T tokens, D hidden size, H query heads, K key and value heads, C width of a head.
-Parameters are left empty where they are made; `build.initialise_` fills them.
-"""
+"""What the families are made of. Parameters are left empty where they are made; `build.initialise_` fills them."""
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from cephalo_cli.artifacts.model import Model
+from cephalo_cli.artifacts.model import Lora, Model
 
-__all__ = ["Attention", "LayerNorm", "Linear", "RMSNorm", "activate"]
+__all__ = ["MLP", "LayerNorm", "Linear", "RMSNorm", "activate"]
 
 
 class Linear(nn.Module):
-    """A matrix product, with a bias or without."""
+    """A matrix product, with a bias or without, and with an adapter of low rank where `adapt` was called."""
+
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
 
     def __init__(self, num_in: int, num_out: int, *, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_out, num_in))
         self.bias = nn.Parameter(torch.empty(num_out)) if bias else None
+        self.lora_scale: float | None = None
+
+    def adapt(self, lora: Lora) -> None:
+        """Add ``scale * B A`` to the matrix, A narrowing to the rank and B widening from it."""
+        num_out, num_in = self.weight.shape
+        self.lora_a = nn.Parameter(torch.empty(lora.rank, num_in))
+        self.lora_b = nn.Parameter(torch.empty(num_out, lora.rank))
+        self.lora_scale = lora.scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map ``[..., num_in]`` to ``[..., num_out]``."""
-        return functional.linear(x, self.weight, self.bias)
+        y = functional.linear(x, self.weight, self.bias)
+        if self.lora_scale is None:
+            return y
+        return y + functional.linear(functional.linear(x, self.lora_a) * self.lora_scale, self.lora_b)
 
 
 class LayerNorm(nn.Module):
@@ -53,31 +63,19 @@ class RMSNorm(nn.Module):
         return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-class Attention(nn.Module):
-    """Causal attention with one product for queries, keys and values; ``rope_theta`` turns rotary positions on."""
+class MLP(nn.Module):
+    """Widen, activate, narrow."""
 
-    def __init__(self, model: Model, *, rope_theta: float | None = None) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.sizes = (model.num_heads, model.kv_heads, model.kv_heads)
-        self.head_width = model.width_of_head
-        self.rope_theta = rope_theta
-        self.qkv = Linear(model.hidden_size, sum(self.sizes) * self.head_width, bias=model.has_qkv_bias)
-        self.out = Linear(model.num_heads * self.head_width, model.hidden_size, bias=model.has_linear_bias)
+        self.model = model
+        self.up = Linear(model.hidden_size, model.ffn_size, bias=model.has_linear_bias)
+        self.out = Linear(model.ffn_size, model.hidden_size, bias=model.has_linear_bias)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """Let every token look at itself and the ones before it."""
-        batch, tokens, _ = x_BTD.shape
-        heads_BTXC = self.qkv(x_BTD).view(batch, tokens, sum(self.sizes), self.head_width)
-        q_BHTC, k_BKTC, v_BKTC = (part.transpose(1, 2) for part in heads_BTXC.split(self.sizes, dim=2))
-        if self.rope_theta is not None:
-            turns = _turns(tokens, self.head_width, self.rope_theta, x_BTD)
-            q_BHTC, k_BKTC = _rotate(q_BHTC, *turns), _rotate(k_BKTC, *turns)
-        y_BHTC = functional.scaled_dot_product_attention(
-            q_BHTC, k_BKTC, v_BKTC, is_causal=True, enable_gqa=self.sizes[0] != self.sizes[1]
-        )
-        y_BTX = y_BHTC.transpose(1, 2).reshape(batch, tokens, -1)
-        projected: torch.Tensor = self.out(y_BTX)
-        return projected
+        """Run the branch."""
+        y_BTD: torch.Tensor = self.out(activate(self.up(x_BTD), self.model))
+        return y_BTD
 
 
 def activate(x: torch.Tensor, model: Model) -> torch.Tensor:
@@ -85,21 +83,3 @@ def activate(x: torch.Tensor, model: Model) -> torch.Tensor:
     if model.mlp_activation == "silu":
         return functional.silu(x)
     return functional.gelu(x, approximate="tanh" if model.mlp_activation == "gelu-tanh" else "none")
-
-
-def _turns(tokens: int, width: int, theta: float, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of every position's angles, ``[T, C/2]``.
-
-    The angle of position t and pair i is ``t * theta**(-2i/C)`` (Su et al., RoFormer, arXiv 2104.09864). They are made
-    anew in every call: the work is ``T * C/2`` elements, small beside a block's, and no unit has to keep them.
-    """
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    pairs = torch.arange(0, width, 2, dtype=dtype, device=like.device)
-    angles_TC = torch.outer(torch.arange(tokens, dtype=dtype, device=like.device), theta ** (-pairs / width))
-    return angles_TC.cos().to(like.dtype), angles_TC.sin().to(like.dtype)
-
-
-def _rotate(x_BHTC: torch.Tensor, cos_TC: torch.Tensor, sin_TC: torch.Tensor) -> torch.Tensor:
-    """Turn the pairs (i, i + C/2) of every head, the layout of Hugging Face's Llama."""
-    first, second = x_BHTC.chunk(2, dim=-1)
-    return torch.cat((first * cos_TC - second * sin_TC, second * cos_TC + first * sin_TC), dim=-1)

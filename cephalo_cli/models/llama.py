@@ -2,7 +2,8 @@
 
 Source: Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", arXiv 2302.13971, and Grattafiori et
 al., "The Llama 3 Herd of Models", arXiv 2407.21783.
-Shape letters: B samples, T tokens, D hidden size, V vocabulary.
+Mistral (Jiang et al., arXiv 2310.06825) adds a sliding window, Qwen2 (Yang et al., arXiv 2407.10671) biases of queries,
+keys and values. Shape letters are those of `cephalo_cli.models`.
 """
 
 import torch
@@ -10,8 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from cephalo_cli.artifacts.model import Model
+from cephalo_cli.models.attention import Attention
+from cephalo_cli.models.batch import TextBatch
 from cephalo_cli.models.dropout import DropoutKey, dropout
-from cephalo_cli.models.layers import Attention, Linear, RMSNorm, activate
+from cephalo_cli.models.layers import Linear, RMSNorm, activate
 from cephalo_cli.models.loss import sum_token_losses
 
 __all__ = ["Block", "Embedding", "Head"]
@@ -25,9 +28,9 @@ class Embedding(nn.Module):
         self.dropout = model.dropout
         self.matrix = nn.Parameter(torch.empty(model.vocab_size or 0, model.hidden_size))
 
-    def forward(self, tokens_BT: torch.Tensor, key: DropoutKey | None = None) -> torch.Tensor:
+    def forward(self, batch: TextBatch, key: DropoutKey | None = None) -> torch.Tensor:
         """Look the tokens up."""
-        return dropout(functional.embedding(tokens_BT, self.matrix), self.dropout, key, "embedding")
+        return dropout(functional.embedding(batch.tokens_BT, self.matrix), self.dropout, key, "embedding")
 
 
 class Block(nn.Module):
@@ -37,13 +40,13 @@ class Block(nn.Module):
         super().__init__()
         self.dropout = model.dropout
         self.attention_norm = RMSNorm(model.hidden_size, model.eps)
-        self.attention = Attention(model, rope_theta=model.rope_theta or 10_000.0)
+        self.attention = Attention(model, is_causal=True, is_rotary=True)
         self.mlp_norm = RMSNorm(model.hidden_size, model.eps)
         self.mlp = MLP(model)
 
-    def forward(self, x_BTD: torch.Tensor, key: DropoutKey | None = None) -> torch.Tensor:
+    def forward(self, x_BTD: torch.Tensor, batch: TextBatch, key: DropoutKey | None = None) -> torch.Tensor:
         """Run both branches."""
-        x_BTD = x_BTD + dropout(self.attention(self.attention_norm(x_BTD)), self.dropout, key, "attention")
+        x_BTD = x_BTD + dropout(self.attention(self.attention_norm(x_BTD), batch), self.dropout, key, "attention")
         return x_BTD + dropout(self.mlp(self.mlp_norm(x_BTD)), self.dropout, key, "mlp")
 
 
@@ -73,10 +76,14 @@ class Head(nn.Module):
         self.matrix = None if model.tie_embeddings else nn.Parameter(torch.empty(shape))
 
     def forward(
-        self, x_BTD: torch.Tensor, targets_BT: torch.Tensor, tied_matrix_VD: torch.Tensor | None = None
+        self, x_BTD: torch.Tensor, batch: TextBatch, tied_matrix_VD: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Sum the token losses."""
+        return sum_token_losses(self.logits(x_BTD, tied_matrix_VD), batch.targets_BT)
+
+    def logits(self, x_BTD: torch.Tensor, tied_matrix_VD: torch.Tensor | None = None) -> torch.Tensor:
+        """Score every token of the vocabulary at every place, ``[B, T, V]``."""
         matrix_VD = self.matrix if tied_matrix_VD is None else tied_matrix_VD
         if matrix_VD is None:
             raise AssertionError("a tied head needs the embedding's matrix")
-        return sum_token_losses(functional.linear(self.norm(x_BTD), matrix_VD), targets_BT)
+        return functional.linear(self.norm(x_BTD), matrix_VD)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["IGNORED_TARGET", "sum_token_losses"]
+from cephalo_cli.models.batch import IGNORED_TARGET
 
-IGNORED_TARGET = -100
-"""A target that counts nothing, as in torch's cross entropy."""
+__all__ = ["sum_token_losses"]
+
 NUM_PIECES = 8
 """Parts in which logits are converted to float32: half a byte for each logit at a time."""
 SMALL_ELEMENTS = 2**20

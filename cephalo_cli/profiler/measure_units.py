@@ -15,6 +15,7 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import UnitKind, UnitProfile
 from cephalo_cli.models import DropoutKey, build_unit, initialise_
+from cephalo_cli.profiler.inputs import random_batch
 from cephalo_cli.profiler.measure_timing import Clock, Point, Samples, Sweep, oddities, spread
 from cephalo_cli.profiler.memory import UnitMemory
 from cephalo_cli.runtime.device import MemoryMeter
@@ -79,18 +80,17 @@ class UnitRunner:
     def inputs(self, microbatch: int, seq_len: int) -> tuple[tuple[Any, ...], torch.Tensor]:
         """What the unit is called with, and the gradient of its output."""
         model, device = self._model, self._device
-        tokens = model.tokens_per_sample(seq_len)
-        ids_BT = torch.randint(0, model.vocab_size or 1, (microbatch, tokens), device=device)
-        key = DropoutKey(seed=SEED, step=0, unit=0, samples=tuple(range(microbatch))) if model.dropout else None
-        shape = (microbatch, tokens, model.hidden_size)
+        batch = random_batch(model, microbatch, seq_len, device)
+        key = DropoutKey(seed=SEED, step=0, unit=0, samples=batch.samples) if model.dropout else None
+        shape = (microbatch, model.tokens_per_sample(seq_len), model.hidden_size)
         if self.kind == "embedding":
-            return (ids_BT, key), torch.randn(shape, dtype=self._dtype, device=device)
+            return (batch, key), torch.randn(shape, dtype=self._dtype, device=device)
         x_BTD = torch.randn(shape, dtype=self._dtype, device=device).requires_grad_()
         if self.kind == "block":
-            return (x_BTD, key), torch.randn(shape, dtype=self._dtype, device=device)
+            return (x_BTD, batch, key), torch.randn(shape, dtype=self._dtype, device=device)
         loss_dtype = torch.promote_types(self._dtype, torch.float32)
-        scale = torch.full((), 1.0 / (microbatch * tokens), dtype=loss_dtype, device=device)
-        return (x_BTD, ids_BT) if self.tied is None else (x_BTD, ids_BT, self.tied), scale
+        scale = torch.full((), 1.0 / batch.targets.numel(), dtype=loss_dtype, device=device)
+        return (x_BTD, batch) if self.tied is None else (x_BTD, batch, self.tied), scale
 
     def gradients(self) -> list[torch.Tensor]:
         """Where gradients accumulate."""
@@ -129,7 +129,9 @@ class UnitWorkload:
         with self.compute():
             torch.autograd.backward((self.output,), (self.gradient,))
             self.runner.fold_gradients()
-            self.output = self.arguments[0].grad = None
+            self.output = None
+            if isinstance(self.arguments[0], torch.Tensor):
+                self.arguments[0].grad = None
 
     def close(self) -> None:
         """Take note of the memory it took."""

@@ -4,7 +4,8 @@ Note: what is counted
     A unit runs forward and backward on fake tensors while every storage is watched from birth to death. Counted is all
     that lives besides the parameters and their gradient buffers:
 
-    * the unit's input and the gradient of its output, alive throughout, as they are when a block is recomputed;
+    * the unit's input and the gradient of its output, alive throughout, as they are when a block is recomputed; what
+      a microbatch holds beside (tokens and targets, images) counts for the unit that reads it;
     * what autograd keeps, and every temporary tensor the operators make;
     * each parameter's gradient from the moment autograd makes it until it has been added to the unit's gradient buffer:
       at once where the buffer has the compute dtype, at the end of the microbatch's backward where it is wider.
@@ -43,8 +44,9 @@ from torch.utils._pytree import tree_leaves
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import UnitKind
-from cephalo_cli.models import DropoutKey, build_unit
+from cephalo_cli.models import DropoutKey, ImageBatch, TextBatch, build_unit
 from cephalo_cli.profiler.attention import Attention
+from cephalo_cli.profiler.inputs import random_batch
 from cephalo_cli.units import DTYPE_BYTES
 
 __all__ = ["Attention", "Loss", "UnitMemory", "memory_curve", "unit_memory"]
@@ -75,7 +77,7 @@ def unit_memory(
     """Run one unit on fake tensors and report its memory.
 
     Args:
-        model: The model; bert and vit blocks are counted as gpt blocks of the same shape, which hold the same tensors.
+        model: The model.
         seq_len: Tokens of one sample (not used for vit).
         dtype: Compute dtype of parameters and activations.
         kind: Which unit.
@@ -86,8 +88,7 @@ def unit_memory(
     Raises:
         UsageError: The model's shape cannot be run.
     """
-    model = _runnable(model)
-    tokens = model.tokens_per_sample(seq_len)
+    shape = (microbatch, model.tokens_per_sample(seq_len), model.hidden_size)
     with FakeTensorMode(), _default_dtype(dtype), ExitStack() as stack:
         if attention == "plain":
             stack.enter_context(_PlainAttention())
@@ -96,10 +97,14 @@ def unit_memory(
         parameters = [*unit.parameters(), tied_VD]
         for parameter in parameters if DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"] else ():
             parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        ahead = random_batch(model, microbatch, seq_len) if kind == "block" else None
+        key = DropoutKey(seed=0, step=0, unit=0, samples=tuple(range(microbatch))) if model.dropout else None
         with _LiveStorages(parameters) as live:
-            arguments = _arguments(model, kind, (microbatch, tokens), tied_VD)
+            below = () if kind == "embedding" else (torch.empty(shape, requires_grad=True),)
+            batch = ahead or random_batch(model, microbatch, seq_len)
+            last = (tied_VD if model.tie_embeddings else None) if kind == "head" else key
             run = _PlainHead(unit) if kind == "head" and loss == "plain" else unit
-            return _run(run, arguments, model.hidden_size, live)
+            return _run(run, (*below, batch, last), () if kind == "head" else shape, live)
 
 
 def memory_curve(
@@ -149,47 +154,17 @@ def memory_curve(
     return [known[size] for size in microbatches]
 
 
-def _run(unit: nn.Module, arguments: tuple[Any, ...], hidden_size: int, live: "_LiveStorages") -> UnitMemory:
+def _run(
+    unit: nn.Module, arguments: tuple[object, ...], output_shape: tuple[int, ...], live: "_LiveStorages"
+) -> UnitMemory:
     """Run forward, note what is kept once the output is let go, then run backward."""
-    is_head = len(arguments) == 3
-    upstream = torch.empty(()) if is_head else torch.empty(*arguments[0].shape[:2], hidden_size)
+    upstream = torch.empty(output_shape)
     output = unit(*arguments)
     graph = torch.autograd.graph.get_gradient_edge(output)
     del output
     saved_bytes = live.now_bytes - upstream.untyped_storage().nbytes()
     torch.autograd.backward(graph, upstream)
     return UnitMemory(working_bytes=live.peak_bytes, saved_bytes=saved_bytes)
-
-
-def _arguments(model: Model, kind: UnitKind, shape: tuple[int, int], tied_VD: torch.Tensor) -> tuple[object, ...]:
-    """Make what the unit is called with; ``shape`` is samples x tokens."""
-    key = DropoutKey(seed=0, step=0, unit=0, samples=tuple(range(shape[0]))) if model.dropout else None
-    if kind == "embedding":
-        return torch.empty(shape, dtype=torch.int64), key
-    x_BTD = torch.empty(*shape, model.hidden_size, requires_grad=True)
-    if kind == "block":
-        return x_BTD, key
-    return x_BTD, torch.empty(shape, dtype=torch.int64), tied_VD if model.tie_embeddings else None
-
-
-def _runnable(model: Model) -> Model:
-    """Stand a gpt model of the same shape in for families without modules.
-
-    BERT's blocks normalise after each branch instead of before it and ViT's attend to later tokens too; neither changes
-    which tensors exist. A ViT's head scores the class token alone, so its classes weigh nothing beside its blocks.
-    """
-    if model.family in ("gpt", "llama"):
-        return model
-    changes: dict[str, object] = {
-        "family": "gpt",
-        "image_size": None,
-        "patch_size": None,
-        "num_channels": None,
-        "num_classes": None,
-    }
-    if model.family == "vit":
-        changes |= {"vocab_size": model.num_classes, "max_seq_len": model.tokens_per_sample(0)}
-    return Model.model_validate({**dict(model), **changes, "activation": model.mlp_activation})
 
 
 def _between(left: tuple[int, UnitMemory], right: tuple[int, UnitMemory], size: int) -> UnitMemory:
@@ -227,10 +202,9 @@ class _PlainHead(nn.Module):
         super().__init__()
         self.head: Any = head
 
-    def forward(self, x_BTD: torch.Tensor, targets_BT: torch.Tensor, tied_VD: torch.Tensor | None) -> torch.Tensor:
-        matrix_VD = self.head.matrix if tied_VD is None else tied_VD
-        logits_BTV = functional.linear(self.head.norm(x_BTD), matrix_VD).to(torch.float32)
-        return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="sum")
+    def forward(self, x_BTD: torch.Tensor, batch: TextBatch | ImageBatch, tied_VD: torch.Tensor | None) -> torch.Tensor:
+        logits = self.head.logits(x_BTD, tied_VD).to(torch.float32)
+        return functional.cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), reduction="sum")
 
 
 class _PlainAttention(TorchFunctionMode):

@@ -12,10 +12,10 @@ from torch import nn
 
 from cephalo_cli.artifacts import Plan
 from cephalo_cli.executor import TrainOptions
-from cephalo_cli.executor.data import Microbatch, count_tokens
+from cephalo_cli.executor.data import count_tokens
 from cephalo_cli.executor.engine import CephaloEngine
 from cephalo_cli.executor.peers import sum_over_ranks
-from cephalo_cli.models import IGNORED_TARGET
+from cephalo_cli.models import IGNORED_TARGET, TextBatch
 from cephalo_cli.runtime.process import ProcessContext
 from cephalo_cli.units import Unit
 from tests.executor.plans import make_model, make_plan
@@ -25,7 +25,7 @@ Pairs = Sequence[Sequence[tuple[int, int]]]
 """Tokens and targets of one rank, by microbatch."""
 
 UNITS = (
-    Unit(index=0, name="embedding", kind="embedding", num_parameters=1),
+    Unit(index=0, name="embedding", kind="embedding", num_parameters=1, backward_reads=False),
     Unit(index=1, name="block.0", kind="block", num_parameters=1),
     Unit(index=2, name="head", kind="head", num_parameters=1),
 )
@@ -36,8 +36,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.matrix = nn.Parameter(torch.empty(1, 1))
 
-    def forward(self, tokens_BT: torch.Tensor, _: object = None) -> torch.Tensor:
-        return tokens_BT[..., None].to(self.matrix.dtype) * self.matrix
+    def forward(self, batch: TextBatch, _: object = None) -> torch.Tensor:
+        return batch.tokens_BT[..., None].to(self.matrix.dtype) * self.matrix
 
 
 class Block(nn.Module):
@@ -45,7 +45,7 @@ class Block(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.empty(1))
 
-    def forward(self, x_BTD: torch.Tensor, _: object = None) -> torch.Tensor:
+    def forward(self, x_BTD: torch.Tensor, *_: object) -> torch.Tensor:
         return x_BTD * self.scale
 
 
@@ -56,7 +56,8 @@ class Head(nn.Module):
         self.norm.register_parameter("weight", nn.Parameter(torch.empty(1)))
         self.squared = squared
 
-    def forward(self, x_BTD: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BTD: torch.Tensor, batch: TextBatch) -> torch.Tensor:
+        targets_BT = batch.targets_BT
         x_BT = (x_BTD * self.norm.get_parameter("weight"))[..., 0]
         counts_BT = targets_BT != IGNORED_TARGET
         wide = torch.promote_types(x_BT.dtype, torch.float32)
@@ -139,15 +140,15 @@ def weight(outcome: Sequence[tuple[list[float], list[float]]]) -> float:
     return value
 
 
-def _microbatches(pairs: Pairs, start: int) -> list[Microbatch]:
+def _microbatches(pairs: Pairs, start: int) -> list[TextBatch]:
     microbatches = []
     for microbatch in pairs:
         tokens, targets = zip(*microbatch, strict=True)
         microbatches.append(
-            Microbatch(
+            TextBatch(
                 samples=tuple(range(start, start + len(microbatch))),
-                tokens=torch.tensor(tokens)[:, None],
-                targets=torch.tensor(targets)[:, None],
+                tokens_BT=torch.tensor(tokens)[:, None],
+                targets_BT=torch.tensor(targets)[:, None],
             )
         )
         start += len(microbatch)

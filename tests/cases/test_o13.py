@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cephalo_cli.executor import TrainOptions
+from cephalo_cli.models import TextBatch
 from tests.executor.plans import SEQ_LEN, make_model, make_plan
 from tests.executor.ranks import Job, Ranks, train_job
 from tests.executor.reference import train_reference, write_text
@@ -51,8 +52,9 @@ def loss_of(modules: list[torch.nn.Module], text: Path) -> float:
     """Mean loss of one process over the last 7 samples."""
     tokens = torch.tensor(list(text.read_bytes()))[20 * SEQ_LEN :]
     with torch.no_grad():
-        x = tokens[:-1].view(7, SEQ_LEN)
-        for module in modules[:-1]:
-            x = module(x)
         targets = tokens[1:].view(7, SEQ_LEN)
-        return float(modules[-1](x, targets, modules[0].get_parameter("matrix")) / targets.numel())
+        batch = TextBatch(samples=tuple(range(7)), tokens_BT=tokens[:-1].view(7, SEQ_LEN), targets_BT=targets)
+        x = modules[0](batch)
+        for module in modules[1:-1]:
+            x = module(x, batch)
+        return float(modules[-1](x, batch, modules[0].get_parameter("matrix")) / targets.numel())

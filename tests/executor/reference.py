@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cephalo_cli.artifacts import Model
-from cephalo_cli.models import DropoutKey, build_unit, initialise_
+from cephalo_cli.models import DropoutKey, TextBatch, build_unit, initialise_
 from cephalo_cli.units import model_units
 
 
@@ -84,11 +84,12 @@ def train_reference(
         after = torch.stack([targets[window * seq_len + 1 : (window + 1) * seq_len + 1] for window in windows])
         samples = tuple(range(len(windows)))
         keys = [DropoutKey(seed=seed, step=step, unit=unit, samples=samples) for unit in range(len(modules))]
-        x = modules[0](rows, keys[0])
+        batch = TextBatch(samples=samples, tokens_BT=rows, targets_BT=after)
+        x = modules[0](batch, keys[0])
         for block, key in zip(modules[1:-1], keys[1:-1], strict=True):
-            x = block(x, key)
+            x = block(x, batch, key)
         tied = (modules[0].matrix,) if model.tie_embeddings else ()
-        loss = modules[-1](x, after, *tied) / (after != -100).sum()
+        loss = modules[-1](x, batch, *tied) / (after != -100).sum()
         optimizer.zero_grad()
         loss.backward()
         norm = torch.stack([parameter.grad.square().sum() for parameter in parameters if parameter.grad is not None])

@@ -10,9 +10,8 @@ from cephalo_cli.costmodel.memory import buffers_bytes
 from cephalo_cli.errors import TrainingError
 from cephalo_cli.executor import TrainOptions
 from cephalo_cli.executor.agreement import compare_ranks, job_facts
-from cephalo_cli.executor.data import Microbatch
 from cephalo_cli.executor.engine import CephaloEngine
-from cephalo_cli.models import IGNORED_TARGET, build_unit, initialise_
+from cephalo_cli.models import IGNORED_TARGET, TextBatch, build_unit, initialise_
 from cephalo_cli.runtime.process import ProcessContext
 from cephalo_cli.schedule import Op, Record, plan_stages, rank_records
 from cephalo_cli.timeline import Event
@@ -28,7 +27,7 @@ OFFLOADED = make_plan(MODEL, [[2, 1, 1]], offload=True)
 Outcome = list[tuple[float | None, float | None]]
 
 
-def make_batch(plan: Plan, rank: int, *, all_ignored: bool = False) -> list[Microbatch]:
+def make_batch(plan: Plan, rank: int, *, all_ignored: bool = False) -> list[TextBatch]:
     """Microbatches with very different numbers of counted tokens."""
     start = sum(sum(before.microbatch_sizes) for before in plan.ranks[:rank])
     microbatches = []
@@ -40,7 +39,7 @@ def make_batch(plan: Plan, rank: int, *, all_ignored: bool = False) -> list[Micr
         if all_ignored:
             targets.fill_(IGNORED_TARGET)
         samples = tuple(range(start, start + size))
-        microbatches.append(Microbatch(samples=samples, tokens=rows[:, :-1].contiguous(), targets=targets))
+        microbatches.append(TextBatch(samples=samples, tokens_BT=rows[:, :-1].contiguous(), targets_BT=targets))
         start += size
     return microbatches
 
@@ -202,13 +201,17 @@ def reference(dtype: torch.dtype, learning_rate: float) -> Outcome:
     ]
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
     batch = [microbatch for rank in range(2) for microbatch in make_batch(MASKED, rank)]
-    tokens, targets = (torch.cat([getattr(micro, name) for micro in batch]) for name in ("tokens", "targets"))
+    whole = TextBatch(
+        samples=tuple(range(sum(len(micro.samples) for micro in batch))),
+        tokens_BT=torch.cat([micro.tokens_BT for micro in batch]),
+        targets_BT=torch.cat([micro.targets_BT for micro in batch]),
+    )
     outcome: Outcome = []
     for _ in range(3):
-        x = modules[0](tokens)
+        x = modules[0](whole)
         for block in modules[1:-1]:
-            x = block(x)
-        loss = modules[-1](x, targets) / count(MASKED)
+            x = block(x, whole)
+        loss = modules[-1](x, whole) / count(MASKED)
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])

@@ -12,6 +12,7 @@ from cephalo_cli.artifacts import Model
 from cephalo_cli.errors import UsageError
 from cephalo_cli.models import IGNORED_TARGET, DropoutKey, build_unit, initialise_
 from cephalo_cli.units import model_units
+from tests.models.batches import blank, text
 
 
 def make_model(family: str = "gpt", **changes: Any) -> Model:
@@ -92,7 +93,7 @@ def test_grouped_queries_equal_repeated_keys_and_values() -> None:
     k, v = (part.view(2, 4, 16).repeat_interleave(2, 0).reshape(16, 16) for part in (k, v))
     twin.load_state_dict(state | {"attention.qkv.weight": torch.cat((q, k, v))})
     x_BTD = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(block(x_BTD), twin(x_BTD))
+    torch.testing.assert_close(block(x_BTD, blank(x_BTD)), twin(x_BTD, blank(x_BTD)))
 
 
 def test_rotary_attention_depends_on_distance_alone() -> None:
@@ -113,7 +114,7 @@ def test_rotary_attention_depends_on_distance_alone() -> None:
     q, k = (torch.stack([turn(row, position) for position, row in enumerate(part)]) for part in (q, k))
     scores = (q @ k.T / width**0.5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
     expected = block.attention.out(scores.softmax(-1) @ v)
-    torch.testing.assert_close(block.attention(x_BTD)[0], expected)
+    torch.testing.assert_close(block.attention(x_BTD, blank(x_BTD))[0], expected)
     torch.testing.assert_close(turn(vector[0], 3) @ turn(vector[1], 1), turn(vector[0], 9) @ turn(vector[1], 7))
 
 
@@ -162,8 +163,8 @@ def test_ignored_targets_count_nothing_and_none_at_all_is_zero() -> None:
     targets_BT = torch.tensor([[1, IGNORED_TARGET, 2], [IGNORED_TARGET, 39, 0]])
     logits = functional.linear(functional.layer_norm(x_BTD, (16,)), head.matrix).log_softmax(-1)
     expected = -(logits[0, 0, 1] + logits[0, 2, 2] + logits[1, 1, 39] + logits[1, 2, 0])
-    torch.testing.assert_close(head(x_BTD, targets_BT), expected)
-    nothing = head(x_BTD, torch.full_like(targets_BT, IGNORED_TARGET))
+    torch.testing.assert_close(head(x_BTD, text(targets_BT)), expected)
+    nothing = head(x_BTD, text(torch.full_like(targets_BT, IGNORED_TARGET)))
     nothing.backward()
     assert nothing.item() == 0
     assert head.matrix.grad.abs().max() == 0
@@ -173,7 +174,7 @@ def test_low_precision_losses_are_summed_in_float32() -> None:
     model = make_model("llama")
     head = build_unit(model, "head").bfloat16()
     initialise_(head, model, 3, 0)
-    loss = head(torch.ones(1, 2, 16, dtype=torch.bfloat16), torch.zeros(1, 2, dtype=torch.long))
+    loss = head(torch.ones(1, 2, 16, dtype=torch.bfloat16), text(torch.zeros(1, 2, dtype=torch.long)))
     assert loss.dtype == torch.float32
 
 
@@ -184,17 +185,20 @@ def test_dropout_belongs_to_the_sample(family: str) -> None:
     initialise_(block, model, 1, 0)
     x_BTD = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0))
     key = DropoutKey(seed=7, step=2, unit=1, samples=(4, 5, 6))
-    whole = block(x_BTD, key)
+    batch = blank(x_BTD)
+    whole = block(x_BTD, batch, key)
     parts = [
-        block(x_BTD[:2], DropoutKey(seed=7, step=2, unit=1, samples=(4, 5))),
-        block(x_BTD[2:], DropoutKey(seed=7, step=2, unit=1, samples=(6,))),
+        block(x_BTD[:2], blank(x_BTD[:2]), DropoutKey(seed=7, step=2, unit=1, samples=(4, 5))),
+        block(x_BTD[2:], blank(x_BTD[2:]), DropoutKey(seed=7, step=2, unit=1, samples=(6,))),
     ]
     torch.testing.assert_close(whole, torch.cat(parts))
-    assert torch.equal(whole, block(x_BTD, key))
+    assert torch.equal(whole, block(x_BTD, batch, key))
     others: tuple[dict[str, Any], ...] = ({"seed": 8}, {"step": 3}, {"unit": 2}, {"samples": (1, 2, 3)})
     for other in others:
-        assert not torch.allclose(whole, block(x_BTD, replace(key, **other))), other
-    assert torch.equal(block(x_BTD), build_like(block, model.model_copy(update={"dropout": 0.0}))(x_BTD, key))
+        assert not torch.allclose(whole, block(x_BTD, batch, replace(key, **other))), other
+    assert torch.equal(
+        block(x_BTD, batch), build_like(block, model.model_copy(update={"dropout": 0.0}))(x_BTD, batch, key)
+    )
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
@@ -203,17 +207,9 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     torch.nn.init.ones_(embedding.matrix)
     torch.nn.init.zeros_(embedding.positions)
     key = DropoutKey(seed=0, step=1, unit=0, samples=tuple(range(16)))
-    x_BTD = embedding(torch.zeros(16, 12, dtype=torch.long), key)
+    x_BTD = embedding(text(torch.zeros(16, 12, dtype=torch.long)), key)
     assert (x_BTD == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
     assert x_BTD.mean().item() == pytest.approx(1.0, abs=0.03)
-
-
-@pytest.mark.parametrize("family", ["bert", "vit"])
-def test_families_without_modules_are_refused(family: str) -> None:
-    image = {"vocab_size": None, "max_seq_len": None, "image_size": 32, "patch_size": 16, "num_classes": 10}
-    model = make_model(family, **(image if family == "vit" else {}))
-    with pytest.raises(UsageError, match=f"family '{family}' can be planned and simulated .*, but not run yet"):
-        build_unit(model, "block")
 
 
 def test_rotary_positions_refuse_an_odd_head() -> None:
@@ -231,15 +227,16 @@ def make_modules(model: Model, seed: int) -> list[Any]:
 
 
 def run_blocks(modules: list[Any], tokens_BT: torch.Tensor) -> torch.Tensor:
-    x_BTD: torch.Tensor = modules[0](tokens_BT)
+    batch = text(tokens_BT)
+    x_BTD: torch.Tensor = modules[0](batch)
     for block in modules[1:-1]:
-        x_BTD = block(x_BTD)
+        x_BTD = block(x_BTD, batch)
     return x_BTD
 
 
 def run(modules: list[Any], model: Model, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
     tied = (modules[0].matrix,) if model.tie_embeddings else ()
-    loss: torch.Tensor = modules[-1](run_blocks(modules, tokens_BT), targets_BT, *tied)
+    loss: torch.Tensor = modules[-1](run_blocks(modules, tokens_BT), text(tokens_BT, targets_BT), *tied)
     return loss
 
 
