@@ -63,6 +63,12 @@ def command(
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="Compute dtype: float32, bfloat16, float16 or float64.")
     ] = None,
+    optimizer_in_backward: Annotated[
+        bool,
+        typer.Option(
+            "--optimizer-in-backward", help="Update a unit as soon as its gradient is reduced; with --clip 0."
+        ),
+    ] = False,
     on_nonfinite: Annotated[
         OnNonfinite, typer.Option(help="When loss or gradient is not finite on any rank: stop, or skip the update.")
     ] = "stop",
@@ -178,6 +184,7 @@ def command(
         momentum=momentum,
         weight_decay=weight_decay,
         clip=clip or None,
+        optimizer_in_backward=optimizer_in_backward,
         on_nonfinite=on_nonfinite,
         token_dtype=token_dtype,
         data_mask=data_mask,

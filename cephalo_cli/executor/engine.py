@@ -151,7 +151,8 @@ class CephaloEngine:
             observer=self.traffic.add,
         )
         self.units = [self._make_unit(setting, index, initialise=initialise) for index in range(len(stages.units))]
-        self.optimizer = ShardOptimizer(self.units, setting.optimizer, context.device)
+        updates_early = setting.options.optimizer_in_backward
+        self.optimizer = ShardOptimizer(self.units, setting.optimizer, context.device, by_unit=updates_early)
         self.scale = LossScale(is_dynamic=self._dtypes.compute == torch.float16)
         self.num_updates = 0
         self._journal = Journal(
@@ -170,6 +171,7 @@ class CephaloEngine:
             journal=self._journal,
             scale=self.scale,
             on_nonfinite=setting.options.on_nonfinite,
+            updates_early=updates_early,
             hooks=setting.hooks,
         )
 

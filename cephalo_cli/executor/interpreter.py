@@ -71,6 +71,7 @@ class StepInterpreter:
         journal: Times everything.
         scale: Scale of the loss.
         on_nonfinite: What to do with a step that is not finite.
+        updates_early: Whether a unit is updated as soon as its gradient is reduced, instead of all at the end.
         hooks: What to call on the way.
     """
 
@@ -86,6 +87,7 @@ class StepInterpreter:
         journal: Journal,
         scale: LossScale,
         on_nonfinite: Literal["stop", "skip"],
+        updates_early: bool,
         hooks: Hooks,
     ) -> None:
         self._records = records
@@ -98,6 +100,7 @@ class StepInterpreter:
         self._journal = journal
         self._scale = scale
         self._on_nonfinite: Literal["stop", "skip"] = on_nonfinite
+        self._updates_early = updates_early
         self._hooks = hooks
         self._replicated = any(record.op is Op.ALL_REDUCE for record in records)
         self._graphs: dict[tuple[int, int], _Graph] = {}
@@ -251,7 +254,7 @@ class StepInterpreter:
             step=step.number,
             on_nonfinite=self._on_nonfinite,
         )
-        if step.numbers.grad_norm is None:
+        if step.numbers.grad_norm is None or self._updates_early:
             return
         start = self._journal.mark()
         with self._hooks.throttle():
@@ -288,7 +291,7 @@ class StepInterpreter:
         unit = self._unit(record)
         pending = unit.reduce(self._collectives)
         if pending is None:
-            unit.release_gradient()
+            self._reduced(unit)
         else:
             self._reducing.append((unit, pending, self._journal.started(record)))
 
@@ -299,9 +302,20 @@ class StepInterpreter:
             start = self._journal.mark()
             pending.wait()
             self._journal.stood_still("reduce", start, flow)
-            unit.release_gradient()
+            self._reduced(unit)
             flows.append(flow)
         return flows
+
+    def _reduced(self, unit: ShardedUnit) -> None:
+        """Let go of a gradient that is reduced; where updates are early nothing reads the unit's weights again."""
+        unit.release_gradient()
+        if not self._updates_early:
+            return
+        start = self._journal.mark()
+        with self._hooks.throttle():
+            self._optimizer.step_unit(unit.unit.index)
+            unit.refresh()
+        self._journal.worked(Record(op=Op.OPTIMIZER_STEP, unit=unit.unit.index), start)
 
     def _offload(self, record: Record, _: _Step) -> None:
         flow = self._journal.started(record)

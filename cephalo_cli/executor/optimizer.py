@@ -73,28 +73,43 @@ def clip_factor(grad_norm: float, clip: float | None) -> float:
     return 1.0 if clip is None or grad_norm <= clip else clip / grad_norm
 
 
-class ShardOptimizer:
-    """The optimizer over the shards of one rank, which may be empty."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a shard that decays, or does not."""
 
-    def __init__(self, units: Sequence[ShardedUnit], settings: OptimizerSettings, device: torch.device) -> None:
+    parameter: torch.Tensor
+    decays: bool
+    state: dict[str, torch.Tensor]
+
+
+class ShardOptimizer:
+    """The optimizer over the shards of one rank, which may be empty.
+
+    Args:
+        units: The units; their masters and gradients are what it updates.
+        settings: Which optimizer.
+        device: Where the shards live.
+        by_unit: Whether units are updated one by one, each as soon as its gradient is there, or all at once.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[ShardedUnit],
+        settings: OptimizerSettings,
+        device: torch.device,
+        *,
+        by_unit: bool = False,
+    ) -> None:
         self._units = units
         self._settings = settings
         self._device = device
         self.moments = {name: [torch.zeros_like(unit.master) for unit in units] for name in settings.moments}
         self._steps: list[torch.Tensor] = []
-        groups: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        state: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
-        for index, unit in enumerate(units):
-            border = min(max(unit.layout.num_decayed - unit.own.start, 0), len(unit.own))
-            for group, piece in zip(groups, (slice(0, border), slice(border, len(unit.own))), strict=True):
-                if piece.start < piece.stop:
-                    parameter = unit.master[piece]
-                    parameter.grad = unit.grad[piece]
-                    state[parameter] = self._state(index, piece)
-                    group.append(parameter)
-        self._optimizer = make_optimizer(*groups, settings, device) if state else None
-        if self._optimizer is not None:
-            self._optimizer.state.update(state)
+        of_units = {index: self._pieces(index, unit) for index, unit in enumerate(units)}
+        together = {None: [piece for pieces in of_units.values() for piece in pieces]}
+        self._optimizers = {
+            key: self._make(pieces) for key, pieces in (of_units if by_unit else together).items() if pieces
+        }
 
     @torch.no_grad()
     def squared_norm(self) -> torch.Tensor:
@@ -117,18 +132,41 @@ class ShardOptimizer:
         if factor != 1.0:
             for unit in self._units:
                 unit.grad.mul_(factor)
-        if self._optimizer is not None:
-            self._optimizer.step()
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+
+    @torch.no_grad()
+    def step_unit(self, index: int) -> None:
+        """Update one unit's shard with its gradient as it is (``by_unit``)."""
+        if index in self._optimizers:
+            self._optimizers[index].step()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Have the next steps use another learning rate."""
-        if self._optimizer is not None:
-            set_learning_rate(self._optimizer, learning_rate)
+        for optimizer in self._optimizers.values():
+            set_learning_rate(optimizer, learning_rate)
 
     def set_num_steps(self, num_steps: int) -> None:
         """Say how many steps the moments have seen, after loading them."""
         for steps in self._steps:
             steps.fill_(num_steps)
+
+    def _pieces(self, index: int, unit: ShardedUnit) -> list[_Piece]:
+        """A unit's shard as what decays and what does not."""
+        border = min(max(unit.layout.num_decayed - unit.own.start, 0), len(unit.own))
+        pieces = []
+        for part in (slice(0, border), slice(border, len(unit.own))):
+            if part.start < part.stop:
+                parameter = unit.master[part]
+                parameter.grad = unit.grad[part]
+                pieces.append(_Piece(parameter, decays=part.start == 0 and border > 0, state=self._state(index, part)))
+        return pieces
+
+    def _make(self, pieces: Sequence[_Piece]) -> torch.optim.Optimizer:
+        decayed, plain = ([piece.parameter for piece in pieces if piece.decays is decays] for decays in (True, False))
+        optimizer = make_optimizer(decayed, plain, self._settings, self._device)
+        optimizer.state.update({piece.parameter: piece.state for piece in pieces})
+        return optimizer
 
     def _state(self, index: int, piece: slice) -> dict[str, torch.Tensor]:
         """What torch's optimizer keeps for one piece of a unit's shard: views of the moments."""

@@ -68,6 +68,8 @@ class TrainOptions(Value):
     """Added to the root of the second moment."""
     clip: PositiveFloat | None = 1.0
     """Largest norm of the whole gradient; null never clips."""
+    optimizer_in_backward: bool = False
+    """Whether a unit is updated as soon as its gradient is reduced, before the whole gradient's norm is known."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """What all ranks do in a step whose loss or gradient is not finite: end the training, or leave the update out."""
     token_dtype: TokenDtype | None = None
@@ -169,6 +171,8 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
     """
     _check_plan(plan)
     _check_numbers(options)
+    if options.optimizer_in_backward:
+        _check_early_updates(plan, options)
     if options.engine == "cephalo":
         _refuse(options.even_split, "--even-split is for --engine fsdp2 and ddp; cephalo follows the plan")
     else:
@@ -257,6 +261,27 @@ def _check_numbers(options: TrainOptions) -> None:
     _refuse(
         options.token_dtype is not None and Path(options.data).suffix != ".bin",
         "--token-dtype is for .bin files; other data says its own dtype",
+    )
+
+
+def _check_early_updates(plan: Plan, options: TrainOptions) -> None:
+    """Refuse what must know the whole gradient before any update."""
+    option = "--optimizer-in-backward"
+    _refuse(options.engine != "cephalo", f"{option} is for --engine cephalo")
+    _refuse(
+        options.clip is not None,
+        f"{option} updates a unit before the norm of the whole gradient is known, so nothing can be clipped by it",
+        hint="--clip 0 never clips",
+    )
+    _refuse(
+        options.on_nonfinite == "skip",
+        f"{option} has updated units by the time a gradient is found not to be finite, so no step can be skipped",
+        hint="leave out --on-nonfinite skip",
+    )
+    _refuse(
+        (options.dtype or plan.dtype) == "float16",
+        f"{option} cannot leave out the steps in which a scaled float16 gradient overflows",
+        hint="use bfloat16 or float32",
     )
 
 

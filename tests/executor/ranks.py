@@ -50,6 +50,8 @@ class Trained:
     grad_norms: list[float | None] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     collectives: list[tuple[str, str]] = field(default_factory=list)
+    received_bytes: list[int] = field(default_factory=list)
+    """Of every collective."""
     notices: list[str] = field(default_factory=list)
     checkpoints: list[str] = field(default_factory=list)
     result: Any = None
@@ -94,7 +96,7 @@ class Ranks:
 def train_job(context: ProcessContext, job: Job) -> Trained:
     """Train, and write down what happened."""
     trained = Trained()
-    with _collectives_told_to(trained.collectives):
+    with _collectives_told_to(trained):
         result = train(
             job.plan,
             job.options,
@@ -145,7 +147,7 @@ def _sum(values: torch.Tensor, context: ProcessContext) -> torch.Tensor:
 class _collectives_told_to:  # noqa: N801 - reads as a statement
     """Has every collective that is really started written down."""
 
-    def __init__(self, told: list[tuple[str, str]]) -> None:
+    def __init__(self, told: Trained) -> None:
         self._told = told
         self._before = Traffic.add
 
@@ -153,7 +155,8 @@ class _collectives_told_to:  # noqa: N801 - reads as a statement
         told, before = self._told, self._before
 
         def add(traffic: Traffic, record: CollectiveRecord) -> None:
-            told.append((record.kind, record.name))
+            told.collectives.append((record.kind, record.name))
+            told.received_bytes.append(record.received_bytes)
             before(traffic, record)
 
         Traffic.add = add  # type: ignore[method-assign, assignment]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,63 @@ def check_collectives(name: str, plan: Plan, trained: Sequence[Trained]) -> None
             if unit.kind == "block" and unit.index >= last_kept:
                 assert counts["all_gather", unit.name] == NUM_STEPS, (name, unit.name)
     assert Counter(record.op for record in trained[0].records)[Op.OPTIMIZER_STEP] == NUM_STEPS
+
+
+def units_moved(plan: Plan, trained: Sequence[Trained]) -> dict[str, float]:
+    """What a step moved of every unit, in whole units: a gather or a reduction over any shares moves one."""
+    moved: Counter[str] = Counter()
+    for rank in trained:
+        for (_, name), received in zip(rank.collectives, rank.received_bytes, strict=True):
+            moved[name] += received
+    one = {unit.name: 8 * unit.num_parameters * (len(plan.ranks) - 1) for unit in plan_stages(plan).units}
+    return {name: moved[name] / NUM_STEPS / one[name] for name in one}
+
+
+def test_eight_microbatches_move_three_units_where_fsdp_moves_seventeen(ranks: Ranks, text: Path) -> None:
+    split, shares = [[1] * 8, [1] * 8, []], [0.3, 0.6, 0.1]
+    plans = [
+        make_plan(GPT, split, shares, schedule="layer-major"),
+        make_plan(GPT, split, shares, schedule="layer-major", keep_unsharded=2),
+        make_plan(GPT, split, shares, schedule="microbatch-major"),
+    ]
+    layered, kept, fsdp = (
+        units_moved(plan, trained) for plan, trained in zip(plans, ranks.run(make_jobs(plans, text)), strict=True)
+    )
+    assert layered == {"embedding": 2, "block.0": 3, "block.1": 3, "block.2": 2, "head": 2}
+    assert kept == {"embedding": 2, "block.0": 2, "block.1": 2, "block.2": 2, "head": 2}
+    assert fsdp["block.0"] == fsdp["block.1"] == 17
+
+
+def test_units_updated_in_the_backward_train_like_one_process(ranks: Ranks, text: Path) -> None:
+    names = (
+        "one rank, ragged microbatches, no recompute",
+        "a rank without state",
+        "tied, three ranks",
+        "microbatch-major, tied, no recompute",
+        "replicated",
+    )
+    early = {"clip": None, "optimizer_in_backward": True}
+    jobs = [
+        replace(job, options=job.options.model_copy(update=early))
+        for job in make_jobs([PLANS[name] for name in names], text)
+    ]
+    for name, trained in zip(names, ranks.run(jobs), strict=True):
+        plan = PLANS[name]
+        reference = train_reference(
+            plan.model,
+            text,
+            seq_len=SEQ_LEN,
+            batch_size=plan.global_batch_size,
+            num_steps=NUM_STEPS,
+            learning_rate=LEARNING_RATE,
+            clip=None,
+        )
+        assert trained[0].losses == pytest.approx(reference.losses, rel=1e-10, abs=0), name
+        assert trained[0].grad_norms == pytest.approx(reference.grad_norms, rel=1e-9, abs=0), name
+        check_records(name, plan, trained)
+        updates = [event for event in trained[0].result.timeline.events if event.lane == "optimizer"]
+        if name != "a rank without state":
+            assert {event.name.partition(" ")[2] for event in updates} >= {"embedding", "block.0", "head"}, name
 
 
 def test_dropout_depends_on_neither_recompute_nor_the_split(ranks: Ranks, text: Path) -> None:

@@ -44,6 +44,18 @@ REFUSED: dict[str, tuple[Plan, TrainOptions]] = {
         PLAN,
         options(engine="ddp", microbatch_size=1),
     ),
+    "--optimizer-in-backward is for --engine cephalo": (
+        PLAN,
+        options(engine="ddp", optimizer_in_backward=True, clip=None),
+    ),
+    "--optimizer-in-backward updates a unit before the norm of the whole gradient is known, so nothing can be clipped "
+    "by it": (PLAN, options(optimizer_in_backward=True)),
+    "--optimizer-in-backward has updated units by the time a gradient is found not to be finite, so no step can be "
+    "skipped": (PLAN, options(optimizer_in_backward=True, clip=None, on_nonfinite="skip")),
+    "--optimizer-in-backward cannot leave out the steps in which a scaled float16 gradient overflows": (
+        PLAN,
+        options(optimizer_in_backward=True, clip=None, dtype="float16"),
+    ),
     "--checkpoint-every needs --checkpoint-dir": (PLAN, options(checkpoint_every=1)),
     "--resume latest needs --checkpoint-dir to look in": (PLAN, options(resume="latest")),
     "checkpoints are those of --engine cephalo, fsdp2 has none": (PLAN, options(engine="fsdp2", checkpoint_dir="x")),
