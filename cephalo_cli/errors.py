@@ -9,6 +9,7 @@ from typing import ClassVar
 __all__ = [
     "ArtifactError",
     "CephaloError",
+    "ConditionError",
     "InfeasibleError",
     "InterruptedRunError",
     "TimeLimitError",
@@ -79,6 +80,16 @@ class TrainingError(CephaloError):
     """Training stopped: a rank died, hung, or computed something that is not a number."""
 
     exit_code = 6
+
+
+class ConditionError(CephaloError):
+    """What ``show --fail-if`` was told to watch for has happened; the files themselves are sound.
+
+    A code of its own, so that a job can tell a slower plan from a broken file (3), from no plan at all (4) and from a
+    fault of this program (1).
+    """
+
+    exit_code = 7
 
 
 class InterruptedRunError(CephaloError):

@@ -15,12 +15,20 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from cephalo_cli import __version__
+from cephalo_cli.cli.complaints import sentence
+from cephalo_cli.cli.helping import ENVIRONMENT, Command, examples
 from cephalo_cli.cli.output import harmless
 from cephalo_cli.errors import ArtifactError, CephaloError
 
 __all__ = ["app", "main", "register_commands"]
 
-EPILOG = "profile -> plan -> simulate -> train: each stage reads files, writes one file, and names the next command."
+FIRST = "cephalo plan --gpus rtx-3090:2,rtx-4090,p40:2 --model llama-3b --seq-len 2048 --batch-size 64"
+"""What a newcomer may try first: it needs neither files nor devices."""
+EPILOG = f"""profile -> plan -> simulate -> train: each stage reads files, writes one file, and names the next command.
+
+{examples([FIRST])}
+
+{ENVIRONMENT}"""
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001  (a callback's signature belongs to typer)
@@ -53,17 +61,18 @@ def register_commands() -> None:
     """Add the commands to `app`; once is enough, again does nothing."""
     if app.registered_commands:
         return
-    from cephalo_cli.cli import plan, profile, show, simulate, train
+    from cephalo_cli.cli import catalog, plan, profile, show, simulate, train
 
-    for module in (profile, plan, simulate, train, show):
-        app.command(name=module.NAME, short_help=module.SUMMARY)(module.command)
+    for module in (profile, plan, simulate, train, show, catalog):
+        epilog = examples(module.EXAMPLES)
+        app.command(name=module.NAME, short_help=module.SUMMARY, epilog=epilog, cls=Command)(module.command)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with one of the documented codes.
 
     0 done; 1 a fault of ours; 2 usage; 3 bad artifact or input; 4 infeasible; 5 time limit before any plan; 6 training
-    failed; 130 interrupted (143 for SIGTERM).
+    failed; 7 a condition of ``show --fail-if`` holds; 130 interrupted (143 for SIGTERM).
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it: nobody listens
@@ -99,7 +108,7 @@ def _run(arguments: list[str] | None) -> int:
 def _unexpected(error: Exception, *, debug: bool) -> int:
     """Say what typer refused, or what nobody foresaw."""
     if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-        _complain(error.format_message(), getattr(error, "ctx", None))
+        _complain(sentence(error))
         return int(error.exit_code)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         _complain("what was to be printed cannot be written: no space left on device")
@@ -110,9 +119,7 @@ def _unexpected(error: Exception, *, debug: bool) -> int:
     return 1
 
 
-def _complain(message: str, context: Any = None) -> None:
+def _complain(message: str) -> None:
     """Print one line on standard error."""
     line = harmless(" ".join(message.split())).removesuffix(".")
-    if context is not None:
-        line += f" ({context.command_path} --help lists the options)"
     sys.stderr.write(f"cephalo: error: {line}\n")

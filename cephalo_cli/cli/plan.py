@@ -6,10 +6,15 @@ import typer
 
 from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Force, Json, OutputPath, Quiet, SwitchChoice
 
-__all__ = ["NAME", "SUMMARY", "command"]
+__all__ = ["EXAMPLES", "NAME", "SUMMARY", "command"]
 
 NAME = "plan"
 SUMMARY = "Find the fastest plan that fits, and prove it."
+EXAMPLES = (
+    "cephalo plan profiles/laptop-mixed.json --batch-size 32 -o plan.json",
+    "cephalo plan --gpus rtx-3090:2,rtx-4090,p40:2 --model llama-3b --seq-len 2048 --batch-size 64",
+    "cephalo plan profiles/home-lab.json -b auto --explain",
+)
 
 
 def command(
@@ -28,7 +33,10 @@ def command(
     max_batch_size: Annotated[
         int | None,
         typer.Option(
-            min=1, max=LARGEST_INTEGER, help="With --batch-size auto or max: the largest to consider; 1024 if absent."
+            metavar="N",
+            min=1,
+            max=LARGEST_INTEGER,
+            help="With --batch-size auto or max: the largest to consider; 1024 if absent.",
         ),
     ] = None,
     strategy: Annotated[
@@ -41,7 +49,9 @@ def command(
     drop_devices: Annotated[
         bool, typer.Option("--drop-devices", help="Leave out devices that only slow the others down.")
     ] = False,
-    memory_fraction: Annotated[float, typer.Option(help="Fraction of each device's memory a plan may use.")] = 0.9,
+    memory_fraction: Annotated[
+        float, typer.Option(metavar="X", help="Fraction of each device's memory a plan may use.")
+    ] = 0.9,
     reserve: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory kept free on every rank, such as 2GiB; the profile's own if absent."),
@@ -55,7 +65,10 @@ def command(
     microbatch_size: Annotated[
         int | None,
         typer.Option(
-            min=1, max=LARGEST_INTEGER, help="The only microbatch size allowed (a last, smaller one excepted)."
+            metavar="N",
+            min=1,
+            max=LARGEST_INTEGER,
+            help="The only microbatch size allowed (a last, smaller one excepted).",
         ),
     ] = None,
     time_limit: Annotated[
@@ -74,7 +87,7 @@ def command(
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="MODEL", help="With --gpus: the model.")] = None,
     seq_len: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST_INTEGER, help="With --gpus: tokens of one sample.")
+        int | None, typer.Option(metavar="N", min=1, max=LARGEST_INTEGER, help="With --gpus: tokens of one sample.")
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="With --gpus: compute dtype; float32 if absent.")] = None,
     output: OutputPath = None,
@@ -82,12 +95,7 @@ def command(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Find the fastest plan that fits, prove it, and say what to expect.
-
-    Example: cephalo plan profiles/laptop-mixed.json --batch-size 32 -o plan.json
-
-    Example: cephalo plan --gpus rtx-3090:2,rtx-4090,p40:2 --model llama-3b --seq-len 2048 --dtype float16 -b 64
-    """
+    """Find the fastest plan that fits, prove it, and say what to expect."""
     from cephalo_cli.cli.output import Output
     from cephalo_cli.cli.planning import Question, check_file
 

@@ -15,13 +15,23 @@ if TYPE_CHECKING:
     from cephalo_cli.cli.output import ProgressCallback
     from cephalo_cli.runtime.launch import RankEnvironment
 
-__all__ = ["NAME", "SUMMARY", "command"]
+__all__ = ["EXAMPLES", "NAME", "SUMMARY", "command"]
 
 NAME = "profile"
 DEFAULT_SECONDS = 60.0
 LARGEST_MEASURED = 16
 LARGEST_ESTIMATED = 32
 SUMMARY = "Measure, estimate or import what the hardware does."
+EXAMPLES = (
+    (
+        "cephalo profile examples/clusters/laptop-mixed.json --model"
+        " examples/models/gpt-10m.json --seq-len 256 --max-microbatch 8 -o profile.json"
+    ),
+    (
+        "cephalo profile --gpus l4:2,a6000,p40 --model llama-7b --seq-len 512"
+        " --dtype float16 --estimate -o estimated.json"
+    ),
+)
 
 
 def command(
@@ -36,12 +46,19 @@ def command(
     ] = ...,  # type: ignore[assignment]  # typer's mark of a required option
     seq_len: Annotated[
         int | None,
-        typer.Option(min=1, max=LARGEST_INTEGER, help="Tokens of one sample (not for vit: it follows from the image)."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=LARGEST_INTEGER,
+            help="Tokens of one sample (not for vit: it follows from the image).",
+        ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Compute dtype.")] = "float32",
     max_microbatch: Annotated[
         int | None,
-        typer.Option(min=1, max=LARGEST_INTEGER, help="Largest microbatch; when absent 16 measured, 32 estimated."),
+        typer.Option(
+            metavar="N", min=1, max=LARGEST_INTEGER, help="Largest microbatch; when absent 16 measured, 32 estimated."
+        ),
     ] = None,
     max_seconds: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Budget of measuring, for each device type; 60 when absent.")
@@ -70,9 +87,6 @@ def command(
     """Find out what each device type does with the model's units, and what the network does with their shards.
 
     Measures on this machine (under torchrun every rank measures its own device) unless told to estimate or import.
-
-    Example: cephalo profile examples/clusters/laptop-mixed.json --model examples/models/gpt-10m.json --seq-len 256
-    --max-microbatch 8 -o profile.json
     """
     import os
 

@@ -21,7 +21,7 @@ NAME = "simulate"
 SUMMARY = "Play a plan's step out before anything runs."
 EXAMPLES = (
     "cephalo simulate plans/laptop-mixed.json --plot step.png -o simulated.json",
-    "cephalo simulate plans/home-lab.json \\\n    --sweep network.bandwidth_bytes_per_s=1x,2x,10x",
+    "cephalo simulate plans/home-lab.json --sweep network.bandwidth_bytes_per_s=1x,2x,10x",
 )
 
 

@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from cephalo_cli.executor import TrainingResult, TrainOptions
     from cephalo_cli.runtime.launch import RankEnvironment
 
-__all__ = ["NAME", "SUMMARY", "command"]
+__all__ = ["EXAMPLES", "NAME", "SUMMARY", "command"]
 
 NAME = "train"
 SUMMARY = "Train with a plan."
+EXAMPLES = (
+    "cephalo train plans/laptop-mixed.json --data python-stdlib --steps 20 -o measured.json",
+    ("torchrun --nproc-per-node 4 --no-python cephalo train plans/laptop-mixed.json --data python-stdlib --steps 20"),
+)
 
 
 def command(
@@ -42,24 +46,28 @@ def command(
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Number of the last step; a resumed run does what is left, if anything.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of the last step; a resumed run does what is left, if anything."),
     ] = None,
     engine: Annotated[
         Engine, typer.Option(help="cephalo follows the plan; fsdp2 and ddp train the same through PyTorch's own.")
     ] = "cephalo",
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of weights, sample order and dropout; 0, or the checkpoint's.")
+        int | None,
+        typer.Option(metavar="N", min=0, help="Seed of weights, sample order and dropout; 0, or the checkpoint's."),
     ] = None,
     optimizer: Annotated[Optimizer, typer.Option(help="torch.optim's AdamW or SGD.")] = "adamw",
-    lr: Annotated[float, typer.Option("--lr", help="Learning rate, or its peak.")] = 3e-4,
+    lr: Annotated[float, typer.Option("--lr", metavar="X", help="Learning rate, or its peak.")] = 3e-4,
     lr_schedule: Annotated[
         LrSchedule, typer.Option(help="How the learning rate goes on after the warm-up.")
     ] = "constant",
-    warmup_steps: Annotated[int, typer.Option(min=0, help="Steps in which the learning rate climbs.")] = 0,
-    min_lr: Annotated[float, typer.Option(help="What cosine and linear reach with the last step.")] = 0.0,
-    momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = 0.0,
-    weight_decay: Annotated[float, typer.Option(help="Decay of matrices; norms and biases never decay.")] = 0.1,
-    clip: Annotated[float, typer.Option(help="Largest norm of the whole gradient; 0 never clips.")] = 1.0,
+    warmup_steps: Annotated[int, typer.Option(metavar="N", min=0, help="Steps in which the learning rate climbs.")] = 0,
+    min_lr: Annotated[float, typer.Option(metavar="X", help="What cosine and linear reach with the last step.")] = 0.0,
+    momentum: Annotated[float, typer.Option(metavar="X", help="Momentum of SGD.")] = 0.0,
+    weight_decay: Annotated[
+        float, typer.Option(metavar="X", help="Decay of matrices; norms and biases never decay.")
+    ] = 0.1,
+    clip: Annotated[float, typer.Option(metavar="X", help="Largest norm of the whole gradient; 0 never clips.")] = 1.0,
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="Compute dtype: float32, bfloat16, float16 or float64.")
     ] = None,
@@ -81,10 +89,12 @@ def command(
         bool, typer.Option("--drop-last", help="Leave out an epoch's short last batch instead of training it.")
     ] = False,
     validation_fraction: Annotated[
-        float, typer.Option(help="Part of the data, at its end, that is kept for validation.")
+        float, typer.Option(metavar="X", help="Part of the data, at its end, that is kept for validation.")
     ] = 0.0,
-    validate_every: Annotated[int | None, typer.Option(min=1, help="Steps between validations.")] = None,
-    validation_steps: Annotated[int | None, typer.Option(min=1, help="Most batches of one validation.")] = None,
+    validate_every: Annotated[int | None, typer.Option(metavar="N", min=1, help="Steps between validations.")] = None,
+    validation_steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Most batches of one validation.")
+    ] = None,
     even_split: Annotated[
         bool, typer.Option("--even-split", help="fsdp2 and ddp: split the batch evenly instead of as planned.")
     ] = False,
@@ -92,13 +102,16 @@ def command(
         bool, typer.Option("--recompute", help="With --even-split: recompute activations in the backward pass.")
     ] = False,
     microbatch_size: Annotated[
-        int | None, typer.Option(min=1, help="With --even-split: samples of a microbatch; one microbatch if absent.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="With --even-split: samples of a microbatch; one microbatch if absent."),
     ] = None,
     checkpoint_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where checkpoints go; one is saved at the end.")
     ] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(min=1, help="Steps between checkpoints.")] = None,
-    keep: Annotated[int | None, typer.Option(min=1, help="How many checkpoints stay; all if absent.")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(metavar="N", min=1, help="Steps between checkpoints.")] = None,
+    keep: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="How many checkpoints stay; all if absent.")
+    ] = None,
     async_checkpoint: Annotated[
         bool | None,
         typer.Option(
@@ -140,8 +153,6 @@ def command(
 
     Starts the plan's ranks on this host; under torchrun (or any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT) each process is one rank.
-
-    Example: cephalo train plans/laptop-mixed.json --data python-stdlib --steps 20 -o measured.json
     """
     import os
     from contextlib import ExitStack

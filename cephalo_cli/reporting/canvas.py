@@ -26,6 +26,7 @@ __all__ = [
     "TERMS",
     "check_suffix",
     "figure",
+    "picture",
     "rank_axis",
     "save",
     "size_unit",
@@ -124,20 +125,24 @@ def size_unit(largest_bytes: float) -> tuple[float, str]:
     return 2.0**10, "KiB"
 
 
-def save(drawn: "Figure", path: str | Path, *, force: bool = False) -> None:
-    """Write a figure in the format of its file name; the same figure gives the same bytes.
-
-    Raises:
-        UsageError: The file name is neither PNG nor SVG.
-        ArtifactError: The file exists and ``force`` is false, or it cannot be written.
-    """
+def picture(drawn: "Figure", kind: str, *, background: str = "white") -> bytes:
+    """Return a figure as a ``png`` or ``svg`` file; the same figure gives the same bytes."""
     import matplotlib as mpl
 
-    kind = check_suffix(path)
     buffer = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     with mpl.rc_context({"svg.hashsalt": "cephalo", "svg.fonttype": "none"}), warnings.catch_warnings():
         # A name in a script that no font here has, or one too long for its axes, is drawn as well as can be.
         warnings.filterwarnings("ignore", message="Glyph .* missing|constrained_layout not applied")
-        drawn.savefig(buffer, format=kind, dpi=DOTS_PER_INCH, metadata=metadata, facecolor="white")
-    store.write_bytes(buffer.getvalue(), path, force=force)
+        drawn.savefig(buffer, format=kind, dpi=DOTS_PER_INCH, metadata=metadata, facecolor=background)
+    return buffer.getvalue()
+
+
+def save(drawn: "Figure", path: str | Path, *, force: bool = False) -> None:
+    """Write a figure in the format of its file name.
+
+    Raises:
+        UsageError: The file name is neither PNG nor SVG.
+        ArtifactError: The file exists and ``force`` is false, or it cannot be written.
+    """
+    store.write_bytes(picture(drawn, check_suffix(path)), path, force=force)

@@ -1,13 +1,24 @@
 """Steps as pictures: where the time of each rank goes, and plans and reports against each other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cephalo_cli.artifacts import Report
 from cephalo_cli.artifacts.report import RankReport, StepReport
 from cephalo_cli.quantities import format_seconds
-from cephalo_cli.reporting.canvas import COLOURS, INK, MARKERS, SERIES, figure, rank_axis, row_height, tidy, time_unit
-from cephalo_cli.reporting.compare_steps import Side
+from cephalo_cli.reporting.canvas import (
+    COLOURS,
+    INK,
+    MARKERS,
+    SERIES,
+    figure,
+    rank_axis,
+    row_height,
+    size_unit,
+    tidy,
+    time_unit,
+)
+from cephalo_cli.reporting.compare_steps import RankSide, Side
 from cephalo_cli.reporting.sheet import rank_ranges
 
 if TYPE_CHECKING:
@@ -78,7 +89,7 @@ def draw_report(report: Report) -> "Figure":
 
 
 def draw_sides(sides: Sequence[Side]) -> "Figure":
-    """Draw the step of every side and of its alternatives; beside it the compute of every rank."""
+    """Draw the step of every side and of its alternatives; beside it compute and peak memory of every rank."""
     bars: list[tuple[str, float, str, bool]] = []
     for number, each in enumerate(sides):
         bars.append((_title(each), each.step_s, SERIES[number % len(SERIES)], True))
@@ -86,31 +97,47 @@ def draw_sides(sides: Sequence[Side]) -> "Figure":
         bars += [(f"{other}, planned", step_s, OTHER, fits) for other, fits, step_s, _ in each.alternatives if step_s]
     ranks = [f"{number} · {rank.device}" for number, rank in enumerate(sides[0].ranks)]
     same = all(len(each.ranks) == len(ranks) for each in sides)
-    height = 1.2 + max(0.42 * len(bars), row_height(len(ranks)) * len(ranks) if same else 0.0)
+    height = 1.2 + max(0.36 * len(bars), row_height(len(ranks)) * len(ranks) if same else 0.0)
     drawn = figure(WIDTH, height)
-    left, right = drawn.subplots(1, 2) if same else (drawn.subplots(), None)
+    if not same:
+        _steps(drawn.subplots(), bars)
+        return drawn
+    left, middle, right = drawn.subplots(1, 3, width_ratios=[1.3, 1, 1])
     _steps(left, bars)
-    if right is not None:
-        scale, unit = time_unit(max(rank.compute_s for each in sides for rank in each.ranks))
-        for number, each in enumerate(sides):
-            right.plot(
-                [rank.compute_s / scale for rank in each.ranks],
-                range(len(ranks)),
-                linestyle="none",
-                marker=MARKERS[number % len(MARKERS)],
-                markersize=5.5,
-                markerfacecolor="none",
-                markeredgewidth=1.4,
-                color=SERIES[number % len(SERIES)],
-                label=_title(each),
-            )
-        right.set_xlim(0, 1.08 * max(rank.compute_s for each in sides for rank in each.ranks) / scale)
-        right.set_xlabel(f"compute in a step ({unit})")
-        right.grid(axis="y", color="#EEEEEE")
-        right.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8)
-        tidy(right)
-        rank_axis(right, ranks)
+    scale, unit = time_unit(max(rank.compute_s for each in sides for rank in each.ranks))
+    _dots(middle, sides, lambda rank: rank.compute_s / scale)
+    middle.set_xlabel(f"compute in a step ({unit})")
+    tidy(middle, title="Compute")
+    rank_axis(middle, ranks)
+    scale, unit = size_unit(max(rank.memory_bytes for each in sides for rank in each.ranks))
+    _dots(right, sides, lambda rank: rank.memory_bytes / scale)
+    limits = [(number, rank.limit_bytes / scale) for number, rank in enumerate(sides[0].ranks) if rank.limit_bytes]
+    for number, limit in limits:
+        right.plot([limit, limit], [number - 0.3, number + 0.3], color="black", linewidth=2.0, zorder=1)
+    if limits:
+        right.set_xlim(0, max(right.get_xlim()[1], 1.08 * max(limit for _, limit in limits)))
+    right.set_xlabel(f"peak memory ({unit}{'; bar: limit' if limits else ''})")
+    tidy(right, title="Memory")
+    rank_axis(right, ranks)
+    right.set_ylabel("")
     return drawn
+
+
+def _dots(axes: "Axes", sides: Sequence[Side], value: Callable[[RankSide], float]) -> None:
+    """A mark for every side and rank, in the colours of the bars beside them."""
+    for number, each in enumerate(sides):
+        axes.plot(
+            [value(rank) for rank in each.ranks],
+            range(len(each.ranks)),
+            linestyle="none",
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=5.5,
+            markerfacecolor="none",
+            markeredgewidth=1.4,
+            color=SERIES[number % len(SERIES)],
+        )
+    axes.set_xlim(0, 1.08 * max(value(rank) for each in sides for rank in each.ranks) or 1.0)
+    axes.grid(axis="y", color="#EEEEEE")
 
 
 def _parts(rank: RankReport) -> tuple[tuple[str, float], ...]:
@@ -130,14 +157,26 @@ def _parts(rank: RankReport) -> tuple[tuple[str, float], ...]:
 
 
 def _title(each: Side) -> str:
-    if each.name in ("", each.what):
+    if not each.name:
         return f"{each.strategy}, {each.what}"
-    return f"{each.name} ({each.what})"
+    return each.name if each.name == each.what else f"{each.name} ({each.what})"
 
 
 def _steps(axes: "Axes", bars: Sequence[tuple[str, float, str, bool]]) -> None:
-    scale, unit = time_unit(max(seconds for _, seconds, _, _ in bars))
+    longest = max(seconds for _, seconds, _, _ in bars)
+    scale, unit = time_unit(longest)
     for number, (_, seconds, colour, fits) in enumerate(bars):
+        if colour != OTHER:  # the mark that this side has in the panels beside it
+            axes.plot(
+                [0.03 * longest / scale],
+                [number],
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=5.5,
+                color="white",
+                markerfacecolor="none",
+                markeredgewidth=1.4,
+                zorder=3,
+            )
         axes.barh(
             number,
             seconds / scale,
@@ -157,9 +196,9 @@ def _steps(axes: "Axes", bars: Sequence[tuple[str, float, str, bool]]) -> None:
             fontsize=8,
             color=INK,
         )
-    axes.set_xlim(0, 1.4 * max(seconds for _, seconds, _, _ in bars) / scale)
+    axes.set_xlim(0, 1.55 * longest / scale)
     axes.set_xlabel(f"one step ({unit})")
-    tidy(axes)
+    tidy(axes, title="Step")
     rank_axis(axes, [label for label, _, _, _ in bars])
     axes.set_ylabel("")
 

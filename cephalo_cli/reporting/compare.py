@@ -15,7 +15,7 @@ from cephalo_cli.reporting.stack import stacked, turned
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "short_names"]
 
 
 HEADLINES: Mapping[str, tuple[str, Kind]] = {
@@ -60,7 +60,7 @@ def compare(artifacts: Sequence[Envelope], names: Sequence[str]) -> Comparison:
     Raises:
         UsageError: Kinds that have nothing to compare, or plans and reports of different jobs.
     """
-    short = _short(names)
+    short = short_names(names)
     profiles = [artifact for artifact in artifacts if isinstance(artifact, Profile)]
     if len(profiles) == len(artifacts):
         return Comparison(parts=tuple(profile_sheets(profiles, short)), names=tuple(short))
@@ -76,7 +76,12 @@ def compare(artifacts: Sequence[Envelope], names: Sequence[str]) -> Comparison:
     return Comparison(parts=tuple(step_sheets(sides)), names=tuple(short))
 
 
-def _short(names: Sequence[str]) -> list[str]:
-    """File names without folders and endings, unless that makes two of them equal."""
+def short_names(names: Sequence[str]) -> list[str]:
+    """File names without folders and endings, unless that makes two of them equal; a file given twice is numbered."""
     stems = [PurePath(name).name.removesuffix(".json") for name in names]
-    return stems if len(set(stems)) == len(stems) else list(names)
+    if len(set(stems)) == len(stems):
+        return stems
+    return [
+        name if names.count(name) == 1 else f"{stem}#{names[: place + 1].count(name)}"
+        for place, (stem, name) in enumerate(zip(stems, names, strict=True))
+    ]

@@ -111,7 +111,7 @@ def step_sheets(sides: Sequence[Side]) -> list[Part]:
     parts: list[Part] = [_overview(sides)]
     if len({len(each.ranks) for each in sides}) > 1:
         return parts
-    if len({tuple((rank.num_samples, rank.state_share) for rank in each.ranks) for each in sides}) > 1:
+    if len({tuple((rank.num_samples, round(rank.state_share, 3)) for rank in each.ranks) for each in sides}) > 1:
         parts.append(_per_rank("samples", "samples", "count", sides, lambda rank: rank.num_samples))
         parts.append(_per_rank("state_share", "state", "percent", sides, lambda rank: rank.state_share))
     parts.append(_per_rank("compute_s", "compute", "seconds", sides, lambda rank: rank.compute_s))
@@ -186,7 +186,11 @@ def _overview(sides: Sequence[Side]) -> Sheet:
 
 
 def _per_rank(name: str, title: str, kind: Kind, sides: Sequence[Side], value: Callable[[RankSide], float]) -> Sheet:
-    """One number of every rank, a column for each side; with two sides also how far the second is from the first."""
+    """One number of every rank, a column for each side; with two sides also how far the second is from the first.
+
+    Waits have no such column: what is left of a step may be anything times what was to be left of it.
+    """
+    changes = name != "wait_s"
     rows: list[Mapping[str, Value]] = []
     for rank in range(len(sides[0].ranks)):
         row: dict[str, Value] = {"ranks": [rank], "device": sides[0].ranks[rank].device}
@@ -195,7 +199,7 @@ def _per_rank(name: str, title: str, kind: Kind, sides: Sequence[Side], value: C
             row[each.name] = value(mine)
             if name == "memory_bytes" and mine.limit_bytes is not None:
                 row.setdefault("limit_bytes", mine.limit_bytes)
-        if len(sides) == 2:
+        if len(sides) == 2 and changes:
             one, other = (value(each.ranks[rank]) for each in sides)
             row["change"] = (other - one) / one if one else None
         rows.append(row)
@@ -211,7 +215,7 @@ def _per_rank(name: str, title: str, kind: Kind, sides: Sequence[Side], value: C
         Column(key="device", title="device"),
         *(Column(key=each.name, title=each.name, kind=kind) for each in sides),
     ]
-    if len(sides) == 2:
+    if len(sides) == 2 and changes:
         columns.append(Column(key="change", title="change", kind="change"))
     if any("limit_bytes" in row for row in rows):
         columns.append(Column(key="limit_bytes", title="limit", kind="bytes"))

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from cephalo_cli.artifacts import Plan
-from cephalo_cli.artifacts.plan import RankPlan
+from cephalo_cli.artifacts.plan import Alternative, RankPlan
 from cephalo_cli.quantities import format_percent
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Part, Sheet, Value, merged
 from cephalo_cli.reporting.words import basis_facts, memory_sheet, microbatches, throughput
 
-__all__ = ["describe_plan"]
+__all__ = ["describe_plan", "proof", "saves_memory_by", "with_chosen"]
 
 
 def describe_plan(plan: Plan) -> list[Part]:
@@ -27,7 +27,8 @@ def describe_plan(plan: Plan) -> list[Part]:
                 kind="seconds",
                 more=f"({throughput(expected.samples_per_s, expected.tokens_per_s)}), {expected.bound}-bound",
             ),
-            Fact(key="status", label="solution", value=plan.solver.status, more=f"({_proof(plan)})"),
+            *_kept(plan),
+            Fact(key="status", label="solution", value=plan.solver.status, more=f"({proof(plan)})"),
         ),
     )
     return [
@@ -38,7 +39,16 @@ def describe_plan(plan: Plan) -> list[Part]:
     ]
 
 
-def _proof(plan: Plan) -> str:
+def _kept(plan: Plan) -> list[Fact]:
+    """Blocks whose parameters every rank keeps from forward to backward, where the plan says how many."""
+    if plan.keep_unsharded is None:
+        return []
+    more = f"of {plan.model.num_layers} blocks from forward to backward, beside the last"
+    return [Fact(key="keep_unsharded", label="unsharded", value=plan.keep_unsharded, more=more)]
+
+
+def proof(plan: Plan) -> str:
+    """Say how good a plan is under its own cost model."""
     if plan.solver.status == "time-limit":
         return f"at most {format_percent(plan.solver.gap)} from the best possible"
     return "no plan is faster under this profile" if plan.solver.status == "optimal" else "a rule, not a search"
@@ -65,7 +75,7 @@ def _work(ranks: Sequence[RankPlan]) -> Sheet:
                     "microbatch_sizes": microbatches(rank.microbatch_sizes),
                     "num_samples": sum(rank.microbatch_sizes),
                     "state_share": rank.state_share,
-                    "extras": _extras(rank),
+                    "extras": ", ".join(saves_memory_by(rank)) or None,
                     "compute_s": rank.expected.forward_s + rank.expected.backward_s + rank.expected.optimizer_s,
                 }
                 for rank in ranks
@@ -74,46 +84,44 @@ def _work(ranks: Sequence[RankPlan]) -> Sheet:
     )
 
 
-def _extras(rank: RankPlan) -> str | None:
-    words = ["recompute"] * rank.recompute + ["offload"] * rank.offload
-    return ", ".join(words) or None
+def saves_memory_by(rank: RankPlan) -> list[str]:
+    """Name what a rank does to need less memory."""
+    again = "recompute" if rank.recompute_blocks is None else f"recompute {rank.recompute_blocks}"
+    return [again] * rank.recompute + ["offload"] * rank.offload
+
+
+def with_chosen(plan: Plan) -> tuple[Alternative, ...]:
+    """Return a plan's alternatives and, where it is not among them, the plan itself as the last."""
+    if any(other.strategy == plan.strategy for other in plan.alternatives):
+        return plan.alternatives
+    memories = [rank.memory for rank in plan.ranks]
+    totals = [memory.total_bytes / memory.limit_bytes for memory in memories if memory.limit_bytes]
+    mine = Alternative(
+        strategy=plan.strategy,
+        feasible=all(memory.total_bytes <= memory.limit_bytes for memory in memories),
+        step_s=plan.expected.step_s,
+        samples_per_s=plan.expected.samples_per_s,
+        peak_memory_fraction=max(totals, default=None),
+    )
+    return (*plan.alternatives, mine)
 
 
 def _alternatives(plan: Plan) -> list[Part]:
     if not plan.alternatives:
         return []
-    rows: list[Mapping[str, Value]] = []
-    bad, chosen = set(), set()
-    for number, other in enumerate(plan.alternatives):
-        faster = None if other.step_s is None or not plan.expected.step_s else other.step_s / plan.expected.step_s
-        rows.append(
-            {
-                "strategy": other.strategy,
-                "feasible": other.feasible,
-                "step_s": other.step_s,
-                "step_ratio": faster,
-                "samples_per_s": other.samples_per_s,
-                "peak_memory_fraction": other.peak_memory_fraction,
-                "reason": other.reason,
-            }
-        )
-        if not other.feasible:
-            bad |= {(number, "peak_memory_fraction"), (number, "feasible")}
-        if other.strategy == plan.strategy:
-            chosen.add(number)
-    if not chosen:
-        chosen.add(len(rows))
-        totals = [rank.memory.total_bytes / rank.memory.limit_bytes for rank in plan.ranks if rank.memory.limit_bytes]
-        rows.append(
-            {
-                "strategy": plan.strategy,
-                "feasible": all(rank.memory.total_bytes <= rank.memory.limit_bytes for rank in plan.ranks),
-                "step_s": plan.expected.step_s,
-                "step_ratio": 1.0,
-                "samples_per_s": plan.expected.samples_per_s,
-                "peak_memory_fraction": max(totals, default=None),
-            }
-        )
+    others = with_chosen(plan)
+    rows: tuple[Mapping[str, Value], ...] = tuple(
+        {
+            "strategy": other.strategy,
+            "feasible": other.feasible,
+            "step_s": other.step_s,
+            "step_ratio": other.step_s / plan.expected.step_s if other.step_s and plan.expected.step_s else None,
+            "samples_per_s": other.samples_per_s,
+            "peak_memory_fraction": other.peak_memory_fraction,
+        }
+        for other in others
+    )
+    bad = {number for number, other in enumerate(others) if not other.feasible}
     return [
         Sheet(
             name="alternatives",
@@ -126,9 +134,9 @@ def _alternatives(plan: Plan) -> list[Part]:
                 Column(key="samples_per_s", title="samples/s", kind="count"),
                 Column(key="peak_memory_fraction", title="fullest rank", kind="percent"),
             ),
-            rows=tuple(rows),
-            bad=frozenset(bad),
-            chosen=frozenset(chosen),
-            notes=tuple(f"{other.strategy}: {other.reason}" for other in plan.alternatives if other.reason),
+            rows=rows,
+            bad=frozenset((number, key) for number in bad for key in ("peak_memory_fraction", "feasible")),
+            chosen=frozenset(number for number, other in enumerate(others) if other.strategy == plan.strategy),
+            notes=tuple(f"{other.strategy}: {other.reason}" for other in others if other.reason),
         )
     ]

@@ -29,8 +29,9 @@ from cephalo_cli.timeline import Event, MemorySample, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["plot_step"]
+__all__ = ["draw_step", "plot_step"]
 
 Spans: TypeAlias = dict[str, list[tuple[float, float]]]
 """Start and length of the spans of each colour."""
@@ -63,6 +64,11 @@ def plot_step(timeline: Timeline, path: str | Path, *, force: bool = False) -> N
     """
     check_suffix(path)
     store.check_writable(path, force=force)
+    save(draw_step(timeline), path, force=force)
+
+
+def draw_step(timeline: Timeline) -> "Figure":
+    """Draw the same as a figure."""
     rows = _rows(timeline)
     shared = _shared(timeline)
     gantt_height = 0.9 + row_height(len(rows)) * (len(rows) + 1)
@@ -78,7 +84,7 @@ def plot_step(timeline: Timeline, path: str | Path, *, force: bool = False) -> N
     lower.set_xlim(0, timeline.duration_s or SHORTEST)
     lower.xaxis.set_major_formatter(lambda value, _: f"{value / scale:g}")
     lower.set_xlabel(f"time since the start of the step ({unit})")
-    save(drawn, path, force=force)
+    return drawn
 
 
 def _rows(timeline: Timeline) -> list[_Row]:

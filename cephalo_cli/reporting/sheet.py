@@ -37,7 +37,9 @@ __all__ = [
 ]
 
 Value: TypeAlias = str | int | float | bool | list[int] | list[str] | None
-Kind: TypeAlias = Literal["text", "ranks", "count", "seconds", "bytes", "percent", "change", "ratio", "flops", "link"]
+Kind: TypeAlias = Literal[
+    "text", "ranks", "count", "seconds", "bytes", "percent", "change", "ratio", "flops", "tera", "link"
+]
 
 SHORT_WORD = 16
 """Words up to this length are never cut to make room for numbers."""
@@ -234,6 +236,7 @@ _WRITERS: Mapping[Kind, Callable[[float], str]] = {
     "percent": format_percent,
     "change": format_change,
     "ratio": lambda value: f"{value:.2f}x",
+    "tera": lambda value: format(value / 1e12, ".0f" if value >= 99.95e12 else ".1f" if value >= 1e12 else ".3g"),
     "flops": lambda value: format_rate(value, "FLOP"),
     "link": lambda value: format_rate(value, "B"),
 }

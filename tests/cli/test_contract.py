@@ -82,6 +82,7 @@ def test_exit_codes_stay() -> None:
         errors.InfeasibleError: 4,
         errors.TimeLimitError: 5,
         errors.TrainingError: 6,
+        errors.ConditionError: 7,
         errors.InterruptedRunError: 130,
     }
     assert {kind: kind.exit_code for kind in codes} == codes

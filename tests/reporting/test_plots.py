@@ -49,7 +49,10 @@ def words(path: Path) -> str:
 PICTURES: list[tuple[Callable[[], list[Envelope]], list[str]]] = [
     (lambda: [plan()], ["samples a step", "share of the state (%)", "memory (MiB)", "0 · fast", "1-2 · slow", "limit"]),
     (lambda: [full_plan()], ["!", "working"]),
-    (lambda: [profile()], ["embedding", "block", "head", "fast, forward", "microbatch size (samples)", "(ms)"]),
+    (
+        lambda: [profile()],
+        ["embedding", "block", "head", "fast", "forward", "backward", "microbatch size (samples)", "(ms)"],
+    ),
     (lambda: [report()], ["one step (ms)", "wait for the network", "wait for late ranks", "optimizer", "1-2 · slow"]),
     (lambda: [measured()], ["loss (nats a token)", "Loss"]),
     (
