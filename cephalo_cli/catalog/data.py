@@ -64,6 +64,9 @@ class ModelRecord(Value):
 
     aliases: tuple[str, ...] = ()
     """Other names it answers to."""
+    table_names: tuple[str, ...] = ()
+    """Names that published tables of measurements have for it, as they are written there. With dashes the same name is
+    another model, so these are taken to the letter."""
     shape: dict[str, Any]
     """Fields of the model artifact."""
     num_parameters: PositiveInt

@@ -15,10 +15,14 @@ __all__ = ["load_model", "model"]
 def model(name: str, *, where: str = "--model") -> Model:
     """Return the shape of a model, by name or alias; ``gpt_1.3b`` and ``gpt-1.3b`` are one name.
 
+    Six names of the reference measurements mean shapes that differ from the models of that name in vocabulary and
+    positions: ``llama_7b``, written so, is ``cephalo-llama-7b``, while ``llama-7b`` is Llama as published.
+
     Raises:
         ArtifactError: The catalog has no such model.
     """
-    key = find(name, model_records(), lambda record: record.aliases, what="model", where=where)
+    in_tables = {other: key for key, record in model_records().items() for other in record.table_names}
+    key = in_tables.get(name) or find(name, model_records(), lambda record: record.aliases, what="model", where=where)
     return Model.model_validate({"name": key, **model_records()[key].shape})
 
 

@@ -21,7 +21,7 @@ from cephalo_cli.artifacts.cluster import Cluster, DeviceType
 from cephalo_cli.artifacts.faults import nearest
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import DeviceProfile, Profile, UnitKind, UnitProfile
-from cephalo_cli.catalog.data import normal
+from cephalo_cli.catalog.data import model_records, normal
 from cephalo_cli.costmodel.network import network_from_links
 from cephalo_cli.costmodel.tables import interpolate
 from cephalo_cli.errors import ArtifactError
@@ -111,7 +111,7 @@ def import_profile(
 
 
 def _select_latencies(rows: list[LatencyRow], model: Model, seq_len: int, dtype: DType, where: str) -> list[LatencyRow]:
-    rows = _select(rows, lambda row: _model_key(row.model), _model_key(model.name), f"model {model.name!r}", where)
+    rows = _rows_of_model(rows, model, where)
     about = f"{model.name!r} in {dtype}"
     rows = _select(rows, lambda row: row.dtype, dtype, about, where)
     if model.family == "vit":
@@ -150,6 +150,17 @@ def _device_key(name: str) -> str:
         return normal(name)
 
 
+def _rows_of_model(rows: list[R], model: Model, where: str) -> list[R]:
+    """Find a model's rows by what their names mean in the catalog, else by the letters of its names."""
+    same = [row for row in rows if _model_key(row.model) == _model_key(model.name)]
+    record = model_records().get(model.name)
+    names = {normal(model.name), *(() if record is None else record.aliases)}
+    found = same or [row for row in rows if normal(row.model) in names]
+    return found or _select(
+        rows, lambda row: _model_key(row.model), _model_key(model.name), f"model {model.name!r}", where
+    )
+
+
 def _model_key(name: str) -> str:
     try:
         return catalog.model(name).name
@@ -161,7 +172,7 @@ def _model_key(name: str) -> str:
 
 
 def _select_memories(rows: list[MemoryRow], model: Model, dtype: DType, where: str) -> list[MemoryRow]:
-    rows = _select(rows, lambda row: _model_key(row.model), _model_key(model.name), f"model {model.name!r}", where)
+    rows = _rows_of_model(rows, model, where)
     return _select(rows, lambda row: row.dtype, dtype, f"{model.name!r} in {dtype}", where)
 
 

@@ -84,6 +84,50 @@ def test_underscores_and_dashes_are_one() -> None:
     assert catalog.model("GPT2-124M").name == "gpt2"
 
 
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpt2-124m", 124_439_808),
+        ("gpt2-355m", 354_823_168),
+        ("gpt2-774m", 774_030_080),
+        ("gpt2-1.5b", 1_557_611_200),
+        ("tinyllama-1.1b", 1_100_048_384),
+        ("llama-3b", 3_426_473_600),
+        ("llama-7b", 6_738_415_616),
+        ("llama-13b", 13_015_864_320),
+        ("llama-33b", 32_528_943_616),
+        ("llama-65b", 65_285_660_672),
+        ("llama-70b", 68_976_648_192),
+        ("llama-3-8b", 8_030_261_248),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("mistral-7b", 7_241_732_096),
+        ("bert-base", 109_514_298),
+        ("bert-large", 335_174_458),
+        ("vit-base", 86_567_656),
+        ("vit-large", 304_326_632),
+    ],
+)
+def test_a_name_without_more_is_the_model_everyone_knows(name: str, count: int) -> None:
+    """Counts of the safetensors files on the Hub (bert: with the masked-language head, without the pooler)."""
+    assert num_parameters(catalog.model(name)) == count
+
+
+@pytest.mark.parametrize(("name", "about"), [("gpt-1.3b", 1.4e9), ("gpt-2.7b", 2.8e9), ("gpt-6.7b", 6.9e9)])
+def test_gpts_of_the_reference_have_its_large_vocabulary(name: str, about: float) -> None:
+    assert num_parameters(catalog.model(name)) == pytest.approx(about, rel=0.02)
+
+
+def test_names_of_the_reference_tables_are_taken_to_the_letter() -> None:
+    written = [name for record in model_records().values() for name in record.table_names]
+    assert len(written) == len(set(written))
+    for name in written:
+        reference, published = catalog.model(name), catalog.model(normal(name))
+        assert reference.name == f"cephalo-{normal(name)}"
+        assert (reference.vocab_size, published.name != reference.name) == (49152, True)
+        assert model_units(reference)[1].num_parameters == model_units(published)[1].num_parameters
+
+
 def test_memory_counts_in_powers_of_two() -> None:
     assert catalog.device("l4").memory_bytes == 24 * 2**30
     assert catalog.device("rtx-4060-ti-16gb").host_link is not None
