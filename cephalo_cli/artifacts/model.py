@@ -152,14 +152,18 @@ class Model(Envelope):
         for field in sorted(foreign | (frozenset() if self.family == "llama" else OF_LLAMA)):
             if getattr(self, field) is not None:
                 raise MisfitError(f"is not for family {self.family!r}", at=(field,))
-        if self.lora is not None and self.frozen is not None:
-            raise MisfitError("is not for models with lora, which trains adapters alone", at=("frozen",))
-        if self.frozen_dtype is not None and self.frozen is None and self.lora is None:
-            raise MisfitError("is for models with lora or frozen parameters", at=("frozen_dtype",))
         if self.tie_embeddings and self.family == "vit":
             raise MisfitError("found true, but family 'vit' has no embedding to tie", at=("tie_embeddings",))
         if self.image_size is not None:
             self._expect_multiple("image_size", "patch_size")
+        return self
+
+    @model_validator(mode="after")
+    def _freezes_in_one_way(self) -> Self:
+        if self.lora is not None and self.frozen is not None:
+            raise MisfitError("is not for models with lora, which trains adapters alone", at=("frozen",))
+        if self.frozen_dtype is not None and self.frozen is None and self.lora is None:
+            raise MisfitError("is for models with lora or frozen parameters", at=("frozen_dtype",))
         return self
 
     def _expect_multiple(self, whole: str, part: str) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cephalo_cli.cli.options import (
+    Dtype,
     Engine,
     Force,
     Json,
@@ -42,9 +43,43 @@ def command(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="A text file or folder, a .bin or .npy token file, python-stdlib (the running Python's text), random.",
+            help="A text file or folder, .jsonl or .parquet (text, or prompt and completion), a .bin or .npy token "
+            "file, a folder of images, python-stdlib (the running Python's text), random.",
         ),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|DIR", help="A tokenizer.json, or a folder that has one; without it bytes are tokens."
+        ),
+    ] = None,
+    end_token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN", help="What ends documents: a text with --tokenizer (its eos_token if absent), else an id."
+        ),
+    ] = None,
+    document_mask: Annotated[
+        bool | None,
+        typer.Option(
+            "--document-mask/--no-document-mask",
+            help="Keep documents in one sample apart; the default where an end token is known.",
+        ),
+    ] = None,
+    mask_token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN", help="bert: what stands for a masked token, as --end-token; 256 for bytes if absent."
+        ),
+    ] = None,
+    mask_rate: Annotated[
+        float | None, typer.Option(metavar="X", help="bert: part of the tokens to be found; 0.15 if absent.")
+    ] = None,
+    cache_dir: Annotated[
+        str,
+        typer.Option(metavar="DIR", envvar="CEPHALO_CACHE_DIR", help="Where tokenised data is kept for the next time."),
+    ] = "~/.cache/cephalo",
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Tokenise anew, and keep nothing.")] = False,
     steps: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Number of the last step; a resumed run does what is left, if anything."),
@@ -104,6 +139,19 @@ def command(
     microbatch_size: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="With --even-split: samples of a microbatch; one microbatch if absent."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Start from the weights of a Hugging Face folder (safetensors) instead of drawn ones."
+        ),
+    ] = None,
+    export: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write the trained weights as a folder that transformers loads.")
+    ] = None,
+    export_dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="With --export: dtype of the weights; that of --weights, or float32, if absent."),
     ] = None,
     checkpoint_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where checkpoints go; one is saved at the end.")
@@ -197,12 +245,22 @@ def command(
         clip=clip or None,
         optimizer_in_backward=optimizer_in_backward,
         on_nonfinite=on_nonfinite,
+        tokenizer=tokenizer,
+        end_token=end_token,
+        document_mask=document_mask,
+        mask_token=mask_token,
+        mask_rate=mask_rate,
+        cache_dir=None if no_cache else cache_dir,
         token_dtype=token_dtype,
         data_mask=data_mask,
         drop_last=drop_last,
         validation_fraction=validation_fraction,
         validate_every=validate_every,
         validation_steps=validation_steps,
+        weights=weights,
+        export=export,
+        export_dtype=export_dtype,
+        replace_export=force,
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
         keep=keep,
@@ -235,7 +293,7 @@ def command(
     if result is None:
         _say_nothing_was_done(out)
         return
-    report = result.report.model_copy(update={"inputs": (source,)})
+    report = result.report.model_copy(update={"inputs": (source, *result.report.inputs)})
     if trace is not None:
         from cephalo_cli.reporting import write_trace
 

@@ -17,8 +17,9 @@ from cephalo_cli.executor.journal import Journal, StepTimes
 from cephalo_cli.executor.numbers import LossScale, StepNumbers
 from cephalo_cli.executor.optimizer import OptimizerSettings, ShardOptimizer
 from cephalo_cli.executor.options import Callbacks, TrainOptions
+from cephalo_cli.executor.pretrained import Pretrained
 from cephalo_cli.executor.sharded_unit import Dtypes, ShardedUnit, dtypes_of
-from cephalo_cli.layout import shard_ranges
+from cephalo_cli.layout import Range, shard_ranges
 from cephalo_cli.runtime.buffers import BufferLayout
 from cephalo_cli.runtime.collectives import CollectiveRecord, ShardedCollectives
 from cephalo_cli.runtime.process import ProcessContext
@@ -109,10 +110,11 @@ class CephaloEngine:
 
     Args:
         setting: What to run.
-        initialise: Whether to draw starting weights; a checkpoint is loaded otherwise.
+        initialise: Whether to fill in starting weights; a checkpoint is loaded otherwise.
+        pretrained: Where starting weights are read; drawn from the seed when absent.
     """
 
-    def __init__(self, setting: EngineSetting, *, initialise: bool) -> None:
+    def __init__(self, setting: EngineSetting, *, initialise: bool, pretrained: Pretrained | None = None) -> None:
         plan, context = setting.plan, setting.context
         mine = plan.ranks[context.rank]
         self._dtypes = setting.dtypes
@@ -150,7 +152,9 @@ class CephaloEngine:
             timeout=context.timeout,
             observer=self.traffic.add,
         )
-        self.units = [self._make_unit(setting, index, initialise=initialise) for index in range(len(stages.units))]
+        self.units = [self._make_unit(setting, index) for index in range(len(stages.units))]
+        for unit in self.units if initialise else ():
+            unit.initialise(setting.seed, pretrained)
         updates_early = setting.options.optimizer_in_backward
         self.optimizer = ShardOptimizer(self.units, setting.optimizer, context.device, by_unit=updates_early)
         self.scale = LossScale(is_dynamic=self._dtypes.compute == torch.float16)
@@ -198,6 +202,15 @@ class CephaloEngine:
         """End the reduction thread."""
         self.collectives.close()
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every rank keeps everything."""
+        return self._replicated
+
+    def ranges(self, buffer: str) -> Sequence[Range]:
+        """Each rank's range of a flat buffer, by its name in collectives."""
+        return self._layouts[buffer].ranges
+
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
     def shards(self, *, to_write: bool) -> dict[str, Shard]:
@@ -237,9 +250,9 @@ class CephaloEngine:
         for unit in self.units:
             unit.refresh()
 
-    def _make_unit(self, setting: EngineSetting, index: int, *, initialise: bool) -> ShardedUnit:
+    def _make_unit(self, setting: EngineSetting, index: int) -> ShardedUnit:
         unit = model_units(setting.plan.model)[index]
-        sharded = ShardedUnit(
+        return ShardedUnit(
             unit=unit,
             model=setting.plan.model,
             ranges=self._layouts[unit.name].ranges,
@@ -249,6 +262,3 @@ class CephaloEngine:
             device=setting.context.device,
             frozen_ranges=self._layouts[f"{unit.name}.frozen"].ranges if unit.num_frozen else (),
         )
-        if initialise:
-            sharded.initialise(setting.seed)
-        return sharded

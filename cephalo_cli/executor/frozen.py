@@ -1,7 +1,7 @@
 """Parameters of a unit that are not trained: a flat buffer of their own, gathered with the unit and never reduced.
 
-They have no gradient and no moments, so a rank keeps 4 bytes of each parameter of its shard (float32), and weight decay
-cannot touch them.
+They have no gradient and no moments, so a rank keeps 4 bytes of each parameter of its shard (float32), or 2 where the
+model says that they are stored in 16 bits, and weight decay cannot touch them.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class FrozenPart:
         ranges: Each rank's range.
         rank: This rank.
         keeps_all: Whether this rank has the whole buffer at all times.
-        dtypes: Compute and state dtype.
+        dtypes: Compute dtype, and the dtype of what the rank keeps.
         device: Where it lives.
     """
 
@@ -42,13 +42,14 @@ class FrozenPart:
         dtypes: tuple[torch.dtype, torch.dtype],
         device: torch.device,
     ) -> None:
-        compute, state = dtypes
+        compute, stored = dtypes
         self.name, self.layout = name, layout
         self.own = Range(0, layout.num_elements) if keeps_all else ranges[rank]
         self._keeps_all = keeps_all
         self._pending: Pending | None = None
-        self.master = torch.zeros(len(self.own), dtype=state, device=device)
-        self.full = torch.empty(layout.num_elements, dtype=compute, device=device)
+        self.master = torch.zeros(len(self.own), dtype=stored, device=device)
+        self._is_alias = keeps_all and compute == stored
+        self.full = self.master if self._is_alias else torch.empty(layout.num_elements, dtype=compute, device=device)
         self._num_bytes = self.full.untyped_storage().nbytes()
         place_parameters(module, layout, self.full, trained=False)
         if not keeps_all:
@@ -57,7 +58,7 @@ class FrozenPart:
     @torch.no_grad()
     def refresh(self) -> None:
         """Bring a copy that is always whole up to date with the master weights."""
-        if self._keeps_all:
+        if self._keeps_all and not self._is_alias:
             self.full.data.copy_(self.master)
 
     @torch.no_grad()

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cephalo_cli.artifacts.base import DType, NonNegativeInt, PositiveFloat, PositiveInt, Value
+from cephalo_cli.artifacts.base import DType, NonNegativeInt, PositiveFloat, PositiveInt
 from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.artifacts.report import Report, StepReport
 from cephalo_cli.errors import UsageError
+from cephalo_cli.executor.datasets.options import DataOptions, check_data_options
 from cephalo_cli.executor.learning_rate import Schedule, learning_rate_at
 from cephalo_cli.schedule import Record
 from cephalo_cli.timeline import Timeline
@@ -30,16 +30,13 @@ Engine = Literal["cephalo", "fsdp2", "ddp"]
 OptimizerName = Literal["adamw", "sgd"]
 TRAINABLE_FAMILIES = ("gpt", "llama")
 """Families that `cephalo_cli.models` has modules for; told here so that nothing need load torch to refuse."""
+ExportDtype = Literal["float32", "bfloat16", "float16"]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-TokenDtype = Literal["uint16", "uint32"]
-TOKEN_FILES = frozenset({".bin", ".npy"})
 
 
-class TrainOptions(Value):
-    """What a training is asked for."""
+class TrainOptions(DataOptions):
+    """What a training is asked for, that about its data included."""
 
-    data: str
-    """Where tokens come from, see `cephalo_cli.executor.sources.open_source`."""
     num_steps: PositiveInt
     """Number of the last step, counted from the start of the training: a resumed run does the rest, if there is any."""
     engine: Engine = "cephalo"
@@ -72,18 +69,14 @@ class TrainOptions(Value):
     """Whether a unit is updated as soon as its gradient is reduced, before the whole gradient's norm is known."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """What all ranks do in a step whose loss or gradient is not finite: end the training, or leave the update out."""
-    token_dtype: TokenDtype | None = None
-    """Dtype of a ``.bin`` file's tokens, little-endian; uint16 when absent."""
-    data_mask: str | None = None
-    """A ``.npy`` file with one number a token of a token file: 0 where the token counts nothing as a target."""
-    drop_last: bool = False
-    """Whether the last, short batch of an epoch is left out; otherwise it is trained with its true count."""
-    validation_fraction: Fraction = 0.0
-    """Part of the data, at its end, that is kept for validation."""
-    validate_every: PositiveInt | None = None
-    """Steps between validations; only after the last step when absent."""
-    validation_steps: PositiveInt | None = None
-    """Most batches of one validation; all of the validation data when absent."""
+    weights: str | None = None
+    """A Hugging Face folder whose weights training starts from; drawn from the seed when absent."""
+    export: str | None = None
+    """Where a Hugging Face folder with the trained weights goes."""
+    export_dtype: ExportDtype | None = None
+    """Dtype of exported weights; when absent that of ``weights``, else float32."""
+    replace_export: bool = False
+    """Whether a folder that is there already makes way for the exported one."""
     checkpoint_dir: str | None = None
     """Where checkpoints go; one is saved at the end."""
     checkpoint_every: PositiveInt | None = None
@@ -171,6 +164,7 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
     """
     _check_plan(plan)
     _check_numbers(options)
+    check_data_options(options, plan.model.family)
     if options.optimizer_in_backward:
         _check_early_updates(plan, options)
     if options.engine == "cephalo":
@@ -191,6 +185,7 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
         options.async_checkpoint is not None and options.checkpoint_dir is None,
         "--async-checkpoint and --no-async-checkpoint need --checkpoint-dir",
     )
+    _refuse(options.export_dtype is not None and options.export is None, "--export-dtype needs --export")
     _refuse(
         options.resume == "latest" and options.checkpoint_dir is None,
         "--resume latest needs --checkpoint-dir to look in",
@@ -248,20 +243,6 @@ def _check_numbers(options: TrainOptions) -> None:
         options.warmup_steps >= options.num_steps,
         f"--warmup-steps is {options.warmup_steps}, which leaves none of the {options.num_steps} steps",
     )
-    for option, value in (
-        ("--validate-every", options.validate_every),
-        ("--validation-steps", options.validation_steps),
-    ):
-        _refuse(
-            value is not None and options.validation_fraction == 0,
-            f"{option} needs --validation-fraction: there is no validation data",
-        )
-    is_file = Path(options.data).suffix in TOKEN_FILES
-    _refuse(options.data_mask is not None and not is_file, "--data-mask needs a token file (.bin or .npy)")
-    _refuse(
-        options.token_dtype is not None and Path(options.data).suffix != ".bin",
-        "--token-dtype is for .bin files; other data says its own dtype",
-    )
 
 
 def _check_early_updates(plan: Plan, options: TrainOptions) -> None:
@@ -291,6 +272,8 @@ def _check_torch_engine(plan: Plan, options: TrainOptions) -> None:
         plan.num_frozen_parameters > 0,
         f"frozen parameters are kept apart by --engine cephalo, {engine} would not spare their memory",
     )
+    for option, value in (("--weights", options.weights), ("--export", options.export)):
+        _refuse(value is not None, f"{option} is for --engine cephalo, {engine} starts from drawn weights")
     _refuse(
         options.checkpoint_dir is not None or options.resume is not None,
         f"checkpoints are those of --engine cephalo, {engine} has none",

@@ -26,6 +26,7 @@ from torch import nn
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.executor.flat import FlatLayout, flat_layout, place_parameters
 from cephalo_cli.executor.frozen import FrozenPart
+from cephalo_cli.executor.pretrained import Pretrained
 from cephalo_cli.layout import Range
 from cephalo_cli.models import build_unit, starting_values
 from cephalo_cli.runtime.collectives import Pending, ShardedCollectives
@@ -45,6 +46,11 @@ class Dtypes:
 def dtypes_of(name: str) -> Dtypes:
     """Dtypes of a plan's ``dtype``."""
     return Dtypes(cast("torch.dtype", getattr(torch, name)))
+
+
+def _stored_dtype(model: Model, dtypes: Dtypes) -> torch.dtype:
+    """Dtype in which parameters are kept that are not trained."""
+    return dtypes.state if model.frozen_dtype is None else dtypes_of(model.frozen_dtype).compute
 
 
 class ShardedUnit:
@@ -102,7 +108,7 @@ class ShardedUnit:
                 ranges=frozen_ranges,
                 rank=rank,
                 keeps_all=self._keeps_all,
-                dtypes=(dtypes.compute, dtypes.state),
+                dtypes=(dtypes.compute, _stored_dtype(model, dtypes)),
                 device=device,
             )
         self.parameters = dict(self.module.named_parameters())
@@ -110,15 +116,23 @@ class ShardedUnit:
             self._empty()
 
     @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        """Draw the starting weights, parameter by parameter, straight into the shard; the unit is never whole here."""
+    def initialise(self, seed: int, pretrained: Pretrained | None = None) -> None:
+        """Fill the shard, parameter by parameter; the unit is never whole here.
+
+        Args:
+            seed: What starting weights are drawn from.
+            pretrained: Where weights are read instead; what it does not have, adapters, is drawn.
+        """
         parts = [(self.layout, self.own, self.master)]
         if self.frozen is not None:
             parts.append((self.frozen.layout, self.frozen.own, self.frozen.master))
         for layout, own, master in parts:
             for slot in layout.slots:
                 start, stop = max(slot.start, own.start), min(slot.stop, own.stop)
-                if start < stop:
+                if start < stop and pretrained is not None and pretrained.has(self.unit.name, slot.name):
+                    piece = master[start - own.start : stop - own.start]
+                    pretrained.fill(self.unit.name, slot.name, start - slot.start, piece)
+                elif start < stop:
                     values = starting_values(slot.name, slot.shape, self._model, self.unit.index, seed).flatten()
                     piece = values if len(values) == 1 else values[start - slot.start : stop - slot.start]
                     master[start - own.start : stop - own.start] = piece.to(master.device)

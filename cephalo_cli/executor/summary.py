@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.base import DType, InputFile
 from cephalo_cli.artifacts.plan import Plan, ScheduleName
 from cephalo_cli.artifacts.report import RankReport, Report, StepReport
 from cephalo_cli.executor.journal import StepTimes
@@ -87,6 +87,7 @@ def make_result(
     emulation: Literal["cgroup", "cooperative"] | None,
     reports: Sequence[StepReport],
     ranks: Sequence[RankSummary],
+    inputs: Sequence[InputFile] = (),
 ) -> TrainingResult:
     """Put the ranks together. Steps take as long as rank 0 says: ranks meet in every step."""
     step_s = ranks[0].step_s
@@ -94,6 +95,7 @@ def make_result(
     tokens = median(step.tokens for step in steps)
     busiest = max(range(len(ranks)), key=lambda rank: ranks[rank].compute_s)
     report = Report(
+        inputs=tuple(inputs),
         source="measured",
         engine=options.engine,
         strategy="fsdp" if options.engine == "fsdp2" and options.even_split else plan.strategy,

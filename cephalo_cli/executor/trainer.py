@@ -6,13 +6,14 @@
 4. Put the ranks' times together into a report.
 """
 
+import contextlib
 import signal
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.base import DType, InputFile
 from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.artifacts.report import StepReport
 from cephalo_cli.errors import ArtifactError, InterruptedRunError, TrainingError, UsageError
@@ -21,15 +22,18 @@ from cephalo_cli.executor.checkpoint import find_checkpoint, load_shards
 from cephalo_cli.executor.checkpoint_folder import has_checkpoints, prepare_folder
 from cephalo_cli.executor.checkpoint_manifest import Found, Manifest, check_same_model
 from cephalo_cli.executor.data import Batches, count_tokens, on_device
+from cephalo_cli.executor.datasets.opening import open_source, split_source
 from cephalo_cli.executor.engine import CephaloEngine, EngineSetting, StepEngine
+from cephalo_cli.executor.exporting import export_weights, prepare_export
 from cephalo_cli.executor.interpreter import Hooks
 from cephalo_cli.executor.journal import StepTimes
 from cephalo_cli.executor.options import Callbacks, TrainingResult, TrainOptions, check_options, microbatch_split
 from cephalo_cli.executor.over_memory import MemorySeen
 from cephalo_cli.executor.pace import StepReporter
 from cephalo_cli.executor.peers import broadcast_value, gather_values, sum_over_ranks
+from cephalo_cli.executor.pretrained import Pretrained
 from cephalo_cli.executor.saver import Saver
-from cephalo_cli.executor.sources import open_source, split_source
+from cephalo_cli.executor.starting_weights import open_weights, vouch_for_weights
 from cephalo_cli.executor.summary import make_result, summarise
 from cephalo_cli.executor.validation import Validation
 from cephalo_cli.runtime.device import MemoryMeter
@@ -100,6 +104,10 @@ class _Training:
         self._group = context.process_group
         self.dtype: DType = options.dtype or plan.dtype
         compare_ranks(job_facts(plan, options), self._group)
+        self.weights: Pretrained | None = None
+        if options.weights is not None:
+            self.weights = open_weights(Path(options.weights), plan.model, self._group)
+        self._export = prepare_export(options, plan.model, self.weights, self._group)
         notice = check_device(plan, context)
         if notice is not None:
             callbacks.on_notice(notice)
@@ -107,12 +115,12 @@ class _Training:
         self.seed = _seed(options, found)
         self._source, validation = split_source(
             open_source(
-                options.data,
+                options,
+                plan.model,
                 seq_len=plan.seq_len,
-                vocab_size=plan.model.vocab_size or 0,
                 seed=self.seed,
-                dtype=options.token_dtype or "uint16",
-                mask=options.data_mask,
+                timeout_s=context.timeout.total_seconds(),
+                notice=self._notice,
             ),
             options.validation_fraction,
         )
@@ -125,6 +133,7 @@ class _Training:
         self._reporter = StepReporter(plan, options, self.dtype, context)
         if self._batches.num_dropped:
             self._notice(f"--drop-last leaves out {self._batches.num_dropped} samples of every epoch")
+        self.inputs = self._vouch_for_weights(found)
         self.progress = _Progress()
         self.records = _Records()
         self.saver = self._make_saver(found)
@@ -146,6 +155,9 @@ class _Training:
         self._save()
         if self.saver is not None:
             self.saver.wait()
+        if self.options.export is not None and isinstance(self.engine, CephaloEngine):
+            export_weights(self._export, self.engine, self._group)
+            self._notice(f"exported the weights to {self.options.export}")
 
     def tell_nothing_left(self) -> None:
         """Say why there is no report."""
@@ -233,10 +245,23 @@ class _Training:
             from cephalo_cli.executor.engine_torch import TorchEngine  # noqa: PLC0415 - FSDP2 takes 48 MiB to load
 
             return TorchEngine(setting)
-        engine = CephaloEngine(setting, initialise=found is None)
+        with contextlib.nullcontext() if found is not None or self.weights is None else self.weights as pretrained:
+            engine = CephaloEngine(setting, initialise=found is None, pretrained=pretrained)
         if found is not None:
             self._resume(engine, found)
         return engine
+
+    def _vouch_for_weights(self, found: Found | None) -> tuple[InputFile, ...]:
+        """Digests of the weights that training starts from; those of a checkpoint win."""
+        if self.weights is None:
+            return ()
+        if self.weights.unused:
+            shown = ", ".join(self.weights.unused[:3]) + (", ..." if len(self.weights.unused) > 3 else "")
+            self._notice(f"{self.weights.folder} holds tensors that this model does not use: {shown}")
+        if found is not None:
+            self._notice(f"the weights are those of {found.path}, not of {self.weights.folder}")
+            return ()
+        return vouch_for_weights(self.weights, self.context)
 
     def _make_saver(self, found: Found | None) -> Saver | None:
         options = self.options
@@ -343,6 +368,7 @@ def _report(training: _Training) -> TrainingResult | None:
         emulation=context.emulation,
         reports=records.reports,
         ranks=all_ranks,
+        inputs=training.inputs,
     )
     return replace(result, unsaved=None if training.saver is None else training.saver.unsaved)
 

@@ -53,8 +53,8 @@ def initialise_(module: nn.Module, model: Model, unit_index: int, seed: int) -> 
     Matrices are normal with standard deviation 0.02, those that write to the residual stream divided by
     ``sqrt(2 * num_layers)`` unless the stream is normalised after (bert); gains are 1 and biases 0 (GPT-2's and BERT's
     way). Of an adapter B is 0, so that it starts by changing nothing, and A normal with standard deviation
-    ``1/sqrt(inputs)``, so that it keeps the size of what it narrows (Hu et al. 2021 leave it open). Numbers are drawn on
-    the CPU in float32, so every device and dtype starts from the same model.
+    ``1/sqrt(inputs)``, so that it keeps the size of what it narrows (Hu et al. 2021 leave it open). Numbers are drawn
+    on the CPU in float32, so every device and dtype starts from the same model.
     """
     for name, parameter in module.named_parameters():
         parameter.copy_(starting_values(name, parameter.shape, model, unit_index, seed))

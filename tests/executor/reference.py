@@ -33,7 +33,11 @@ def write_text(folder: Path, num_bytes: int = 600) -> Path:
 
 def batches(path: Path, seq_len: int, batch_size: int, num_steps: int, seed: int) -> list[list[int]]:
     """Which windows each step has: permutations of the epochs; the last step of an epoch has what is left."""
-    num_samples = -(-(len(path.read_bytes()) - 1) // seq_len)
+    return shuffled(-(-(len(path.read_bytes()) - 1) // seq_len), batch_size, num_steps, seed)
+
+
+def shuffled(num_samples: int, batch_size: int, num_steps: int, seed: int) -> list[list[int]]:
+    """Which samples each step has."""
     steps: list[list[int]] = []
     epoch = 0
     while len(steps) < num_steps:
