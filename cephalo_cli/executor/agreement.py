@@ -54,7 +54,7 @@ def job_facts(plan: Plan, options: TrainOptions) -> dict[str, str]:
         "the version of cephalo": __version__,
         "the version of torch": torch.__version__,
         "the plan": hashlib.sha256(dumps(plan).encode()).hexdigest(),
-        "the options": options.model_dump_json(),
+        "the options": options.model_dump_json(exclude={"cache_dir"}),  # hosts may keep it elsewhere
     }
 
 

@@ -1,37 +1,41 @@
-"""Training data: where tokens come from, which sample comes when, and which rank gets it.
+"""Training data: which sample comes when, and which rank gets it. Where samples come from: `datasets`.
 
 Note: order
-    A sample is a window of ``seq_len`` tokens and the one after each; the last window of the data may be shorter and is
-    padded with targets that count nothing. Sample positions count from 0 over the whole training; position p is entry
-    ``p mod n`` of the permutation of epoch ``p div n``, which depends on the seed and the epoch alone. A step takes
-    ``global_batch_size`` positions, the last step of an epoch those that are left, so each sample comes once an epoch,
-    and neither the plan nor the number of ranks matters. Within a batch rank i starts where the samples of the ranks
-    before it end.
+    Sample positions count from 0 over the whole training; position p is entry ``p mod n`` of the permutation of epoch
+    ``p div n``, which depends on the seed and the epoch alone. A step takes ``global_batch_size`` positions, the last
+    step of an epoch those that are left, so each sample comes once an epoch, and neither the plan nor the number of
+    ranks matters. Within a batch rank i starts where the samples of the ranks before it end.
 
 Note: short batches
-    Where a batch has fewer samples than the plan's, the places left over are filled with rows whose targets count
+    Where a batch has fewer samples than the plan's, the places left over are filled with a sample whose targets count
     nothing. So every rank runs the microbatches it always runs, no rank waits for one that has less to do, and such a
     row adds exactly zero to the loss, the gradient and the count of tokens.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from cephalo_cli.errors import UsageError
-from cephalo_cli.models import IGNORED_TARGET
+from cephalo_cli.models.batch import IGNORED_TARGET, ImageBatch, TextBatch
 
-__all__ = ["Batches", "Microbatch", "TokenSource", "count_tokens", "on_device", "seed_of"]
+__all__ = ["Batches", "Microbatch", "Row", "Source", "count_tokens", "on_device", "seed_of"]
+
+Row = dict[str, npt.NDArray[Any]]
+"""A sample: the fields of its microbatch, see `cephalo_cli.models.batch`, as arrays without the first dimension."""
+Microbatch = TextBatch | ImageBatch
+"""Samples that a rank runs together."""
+
+TARGETS = frozenset({"targets_BT", "labels_B"})
 
 
-class TokenSource(Protocol):
-    """Numbered samples of tokens."""
+class Source(Protocol):
+    """Numbered samples."""
 
     @property
     def num_samples(self) -> int:
@@ -41,30 +45,20 @@ class TokenSource(Protocol):
     def digest(self) -> str:
         """What the content depends on, hashed; equal on all ranks that see the same data."""
 
-    def sample(self, index: int) -> npt.NDArray[np.int64]:
-        """Give the ``seq_len + 1`` tokens of a sample; what is beyond the end of the data is 0."""
+    def row(self, index: int, epoch: int) -> Row:
+        """Give a sample; every row of a source has the same fields and shapes.
 
-    def counted(self, index: int) -> npt.NDArray[np.bool_]:
-        """Say which of the ``seq_len`` tokens after the first count as targets."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Microbatch:
-    """Samples that a rank runs together."""
-
-    samples: tuple[int, ...]
-    """Position of each sample in the global batch."""
-    tokens: torch.Tensor
-    """Token ids, [B, T] int64."""
-    targets: torch.Tensor
-    """The token after each, [B, T] int64."""
+        Args:
+            index: Which sample.
+            epoch: For what is drawn anew in every epoch; everything else is the same in all of them.
+        """
 
 
 class Batches:
     """The global batches of a training, and each rank's part of them.
 
     Args:
-        source: Where tokens come from.
+        source: The samples.
         split: Microbatch sizes of every rank.
         seed: Shuffles the samples of every epoch; None keeps them in order.
         drop_last: Whether the last batch of an epoch is left out where it is short.
@@ -74,7 +68,7 @@ class Batches:
     """
 
     def __init__(
-        self, source: TokenSource, split: Sequence[Sequence[int]], seed: int | None, *, drop_last: bool = False
+        self, source: Source, split: Sequence[Sequence[int]], seed: int | None, *, drop_last: bool = False
     ) -> None:
         self.global_batch_size = sum(map(sum, split))
         self.num_samples = source.num_samples
@@ -110,30 +104,23 @@ class Batches:
 
     def of_rank(self, rank: int, position: int) -> list[Microbatch]:
         """One rank's microbatches of the global batch that starts at ``position``."""
-        indices = self.sample_indices(position)
+        indices, epoch = self.sample_indices(position), position // self.num_samples
         start = self._starts[rank]
         microbatches = []
         for size in self._split[rank]:
-            rows, targets = zip(
-                *(self._row(indices[place] if place < len(indices) else None) for place in range(start, start + size)),
-                strict=True,
-            )
-            microbatches.append(
-                Microbatch(
-                    samples=tuple(range(start, start + size)),
-                    tokens=torch.from_numpy(np.stack(rows)),
-                    targets=torch.from_numpy(np.stack(targets)),
-                )
-            )
+            places = range(start, start + size)
+            rows = [
+                self._source.row(indices[place], epoch) if place < len(indices) else self._blank(epoch)
+                for place in places
+            ]
+            microbatches.append(_stacked(tuple(places), rows))
             start += size
         return microbatches
 
-    def _row(self, index: int | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens and targets of a sample, or of a place that no sample fills."""
-        tokens = self._source.sample(0 if index is None else index)
-        if index is None:
-            return np.zeros_like(tokens[:-1]), np.full_like(tokens[1:], IGNORED_TARGET)
-        return tokens[:-1], np.where(self._source.counted(index), tokens[1:], IGNORED_TARGET)
+    def _blank(self, epoch: int) -> Row:
+        """A sample that counts nothing."""
+        row = self._source.row(0, epoch)
+        return row | {name: np.full_like(row[name], IGNORED_TARGET) for name in TARGETS & row.keys()}
 
     def _at(self, position: int) -> int:
         epoch, entry = divmod(position, self.num_samples)
@@ -148,7 +135,7 @@ class Batches:
 
 def count_tokens(microbatches: Sequence[Microbatch]) -> int:
     """Targets that count."""
-    return sum(int((microbatch.targets != IGNORED_TARGET).sum()) for microbatch in microbatches)
+    return sum(microbatch.num_counted for microbatch in microbatches)
 
 
 def seed_of(*parts: object) -> int:
@@ -159,9 +146,14 @@ def seed_of(*parts: object) -> int:
 
 def on_device(batch: Sequence[Microbatch], device: torch.device) -> list[Microbatch]:
     """Move microbatches to a device."""
-    if device.type == "cpu":
-        return list(batch)
-    return [
-        replace(microbatch, tokens=microbatch.tokens.to(device), targets=microbatch.targets.to(device))
-        for microbatch in batch
-    ]
+    return list(batch) if device.type == "cpu" else [microbatch.to(device) for microbatch in batch]
+
+
+def _stacked(samples: tuple[int, ...], rows: Sequence[Row]) -> Microbatch:
+    """Put rows together; where each is one document, nothing need say so."""
+    fields: dict[str, Any] = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
+    if "documents_BT" in fields and not bool(fields["documents_BT"].any()):
+        del fields["documents_BT"]
+    if "images_BCHW" in fields:
+        return ImageBatch(samples=samples, **fields)
+    return TextBatch(samples=samples, **fields)

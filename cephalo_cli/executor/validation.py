@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cephalo_cli.executor.data import Batches, TokenSource, count_tokens, on_device
+from cephalo_cli.executor.data import Batches, Source, count_tokens, on_device
 from cephalo_cli.executor.engine import StepEngine
 from cephalo_cli.executor.options import TrainOptions
 from cephalo_cli.executor.peers import sum_over_ranks
@@ -31,7 +31,7 @@ class Validation:
 
     def __init__(
         self,
-        source: TokenSource | None,
+        source: Source | None,
         split: Sequence[Sequence[int]],
         options: TrainOptions,
         context: ProcessContext,

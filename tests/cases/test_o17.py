@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from cephalo_cli.executor.data import Batches, count_tokens
-from cephalo_cli.executor.sources import open_source
+from tests.executor.datasets.opened import open_data, text_of
 
 SPLIT = [[3], [1], [1], [2], [1]]
 
@@ -13,7 +13,7 @@ SPLIT = [[3], [1], [1], [2], [1]]
 def test_o17_every_sample_once_an_epoch_over_unequal_ranks(tmp_path: Path) -> None:
     """O17: 24 items, 5 ranks with 3, 1, 1, 2 and 1 of them, 3 steps: the union is 0 to 23, each once."""
     np.save(tmp_path / "tokens.npy", np.arange(24 * 4 + 1))
-    source = open_source(str(tmp_path / "tokens.npy"), seq_len=4, vocab_size=97, seed=0)
+    source = open_data(tmp_path / "tokens.npy", model={"vocab_size": 97})
     batches, other = Batches(source, SPLIT, 5), Batches(source, [[4, 4]], 5)
     orders = []
     for epoch in range(2):
@@ -23,7 +23,7 @@ def test_o17_every_sample_once_an_epoch_over_unequal_ranks(tmp_path: Path) -> No
             assert batches.sample_indices(position) == other.sample_indices(position)
             for rank in range(5):
                 for microbatch in batches.of_rank(rank, position):
-                    seen += (microbatch.tokens[:, 0] // 4).tolist()
+                    seen += (text_of(microbatch).tokens_BT[:, 0] // 4).tolist()
             assert seen[8 * step :] == list(batches.sample_indices(position))
             assert batches.after(position) == position + 8
         assert sorted(seen) == list(range(24))
@@ -35,7 +35,7 @@ def test_o17_every_sample_once_an_epoch_over_unequal_ranks(tmp_path: Path) -> No
 def test_o17_the_tail_is_not_padded_with_copies(tmp_path: Path) -> None:
     """O17: with 26 items the fourth step has two; the places left over hold rows that count nothing."""
     np.save(tmp_path / "tokens.npy", np.arange(26 * 4 + 1))
-    source = open_source(str(tmp_path / "tokens.npy"), seq_len=4, vocab_size=105, seed=0)
+    source = open_data(tmp_path / "tokens.npy", model={"vocab_size": 105})
     batches = Batches(source, SPLIT, 5)
     assert len(batches.sample_indices(24)) == 2
     assert [count_tokens(batches.of_rank(rank, 24)) for rank in range(5)] == [8, 0, 0, 0, 0]

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from cephalo_cli.errors import ArtifactError, CephaloError, UsageError
-from cephalo_cli.executor.data import Batches, TokenSource, count_tokens
-from cephalo_cli.executor.sources import open_source, split_source
+from cephalo_cli.executor.data import Batches, Source, count_tokens
+from cephalo_cli.executor.datasets.opening import split_source
+from tests.executor.datasets.opened import counted, open_data, text_of, tokens_of
 
 
-def open_text(folder: Path, num_bytes: int, seq_len: int = 4) -> TokenSource:
+def open_text(folder: Path, num_bytes: int, seq_len: int = 4) -> Source:
     path = folder / "text.txt"
     path.write_bytes(bytes(position % 251 for position in range(num_bytes)))
-    return open_source(str(path), seq_len=seq_len, vocab_size=256, seed=0)
+    return open_data(path, seq_len=seq_len)
 
 
 @pytest.mark.parametrize("split", [[[3], [1], [1], [2], [1]], [[8]], [[2, 2], [], [1, 3]]])
@@ -26,12 +27,12 @@ def test_each_sample_comes_once_an_epoch_to_one_rank(tmp_path: Path, split: list
             position = epoch * 24 + step * 8
             expected = batches.sample_indices(position)
             rows = [
-                microbatch.tokens[row, 0].item()
+                text_of(microbatch).tokens_BT[row, 0].item()
                 for rank in range(len(split))
                 for microbatch in batches.of_rank(rank, position)
-                for row in range(len(microbatch.tokens))
+                for row in range(len(microbatch.targets))
             ]
-            assert rows == [source.sample(index)[0] for index in expected]
+            assert rows == [tokens_of(source, index)[0] for index in expected]
             seen += expected
         assert sorted(seen) == list(range(24))
 
@@ -73,11 +74,12 @@ def test_samples_of_microbatches_are_their_places_in_the_global_batch(tmp_path: 
 
 def test_targets_are_the_tokens_after(tmp_path: Path) -> None:
     source = open_text(tmp_path, 41)
-    (microbatch,) = Batches(source, [[10]], 0).of_rank(0, 0)
-    assert microbatch.tokens.shape == microbatch.targets.shape == (10, 4)
-    assert ((microbatch.tokens + 1) == microbatch.targets).all()
+    (found,) = Batches(source, [[10]], 0).of_rank(0, 0)
+    microbatch = text_of(found)
+    assert microbatch.tokens_BT.shape == microbatch.targets_BT.shape == (10, 4)
+    assert ((microbatch.tokens_BT + 1) == microbatch.targets_BT).all()
     assert count_tokens([microbatch]) == 40
-    microbatch.targets[3] = -100
+    microbatch.targets_BT[3] = -100
     assert count_tokens([microbatch]) == 36
 
 
@@ -86,27 +88,26 @@ def test_a_folder_is_its_visible_files_in_order(tmp_path: Path) -> None:
     (tmp_path / "b" / "x.txt").write_bytes(b"second")
     (tmp_path / "a.txt").write_bytes(b"first")
     (tmp_path / ".hidden").write_bytes(b"no")
-    source = open_source(str(tmp_path), seq_len=11, vocab_size=256, seed=0)
+    source = open_data(tmp_path, seq_len=11)
     assert source.num_samples == 1
-    assert bytes(source.sample(0).tolist()) == b"first\nsecond"
+    assert bytes(tokens_of(source, 0)) == b"first\nsecond"
 
 
 def test_the_standard_library_is_text_on_every_machine() -> None:
-    one, again = (open_source("python-stdlib", seq_len=64, vocab_size=256, seed=0) for _ in range(2))
+    one, again = (open_data("python-stdlib", seq_len=64) for _ in range(2))
     assert one.digest == again.digest
     assert one.num_samples > 10_000
-    words = b"".join(bytes(one.sample(index).tolist()) for index in range(200))
+    words = b"".join(bytes(tokens_of(one, index)) for index in range(200))
     assert b"import " in words
 
 
 def test_random_tokens_depend_on_seed_and_sample(tmp_path: Path) -> None:
-    one, again = (open_source("random", seq_len=6, vocab_size=11, seed=1) for _ in range(2))
-    other = open_source("random", seq_len=6, vocab_size=11, seed=2)
-    assert (one.sample(3) == again.sample(3)).all()
-    assert (one.sample(3) != one.sample(4)).any()
-    assert (one.sample(3) != other.sample(3)).any()
-    drawn = np.concatenate([one.sample(index) for index in range(100)])
-    assert set(drawn.tolist()) == set(range(11))
+    one, again = (open_data("random", seq_len=6, model={"vocab_size": 11}, seed=1) for _ in range(2))
+    other = open_data("random", seq_len=6, model={"vocab_size": 11}, seed=2)
+    assert tokens_of(one, 3) == tokens_of(again, 3)
+    assert tokens_of(one, 3) != tokens_of(one, 4)
+    assert tokens_of(one, 3) != tokens_of(other, 3)
+    assert {token for index in range(100) for token in tokens_of(one, index)} == set(range(11))
     assert one.digest == again.digest != other.digest
     assert not list(tmp_path.iterdir())
 
@@ -116,14 +117,14 @@ def test_token_files(tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", tokens)
     tokens.astype("<u2").tofile(tmp_path / "tokens.bin")
     for name in ("tokens.npy", "tokens.bin"):
-        source = open_source(str(tmp_path / name), seq_len=7, vocab_size=148, seed=0)
+        source = open_data(tmp_path / name, seq_len=7, model={"vocab_size": 148})
         assert source.num_samples == 7
-        assert source.sample(2).tolist() == (tokens[14:22]).tolist()
+        assert tokens_of(source, 2) == tokens[14:22].tolist()
 
 
 def refuse(message: str, kind: type[CephaloError], name: str, vocab_size: int = 256) -> None:
     with pytest.raises(kind, match=message):
-        open_source(name, seq_len=4, vocab_size=vocab_size, seed=0)
+        open_data(name, model={"vocab_size": vocab_size})
 
 
 def test_data_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_data_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     text.write_bytes(b"abc" * 10)
     refuse("text is read as bytes, which need 256 token ids, the model has 255", UsageError, str(text), 255)
     refuse("no such file or folder", ArtifactError, str(tmp_path / "missing"))
-    refuse("cannot be read as tokens", ArtifactError, str(tmp_path / "missing.npy"))
+    refuse("no such file or folder", ArtifactError, str(tmp_path / "missing.npy"))
     np.save(tmp_path / "wrong.npy", np.zeros((2, 2)))
     refuse(
         r"holds float64 of shape \(2, 2\), expected integers in one dimension", ArtifactError, f"{tmp_path}/wrong.npy"
@@ -143,28 +144,28 @@ def test_data_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object))
     refuse("cannot be read as tokens", ArtifactError, f"{tmp_path}/objects.npy")
     with pytest.raises(UsageError, match="the data has 8 samples, one step takes 9"):
-        Batches(open_source(str(text), seq_len=4, vocab_size=256, seed=0), [[4], [5]], 0)
+        Batches(open_data(text), [[4], [5]], 0)
 
 
 def test_token_files_of_32_bits_and_masks(tmp_path: Path) -> None:
     tokens, mask = np.arange(70_000, 70_020), np.arange(20) % 3 != 0
     tokens.astype("<u4").tofile(tmp_path / "tokens.bin")
     np.save(tmp_path / "mask.npy", mask)
-    name = str(tmp_path / "tokens.bin")
-    plain = open_source(name, seq_len=4, vocab_size=80_000, seed=0, dtype="uint32")
-    masked = open_source(name, seq_len=4, vocab_size=80_000, seed=0, dtype="uint32", mask=str(tmp_path / "mask.npy"))
+    name, large = str(tmp_path / "tokens.bin"), {"vocab_size": 80_000}
+    plain = open_data(name, model=large, token_dtype="uint32")
+    masked = open_data(name, model=large, token_dtype="uint32", data_mask=str(tmp_path / "mask.npy"))
     assert plain.num_samples == masked.num_samples == 5
     assert plain.digest != masked.digest
-    assert masked.counted(1).tolist() == mask[5:9].tolist()
-    assert masked.counted(4).tolist() == [*mask[17:20].tolist(), False]
-    assert masked.sample(4).tolist() == [70_016, 70_017, 70_018, 70_019, 0]
+    assert counted(masked, 1) == mask[5:9].tolist()
+    assert counted(masked, 4) == [*mask[17:20].tolist(), False]
+    assert tokens_of(masked, 4) == [70_016, 70_017, 70_018, 70_019, 0]
     (microbatch,) = Batches(masked, [[5]], None).of_rank(0, 0)
     assert count_tokens([microbatch]) == int(mask[1:].sum())
     assert (microbatch.targets[0] == -100).tolist() == (~mask[1:5]).tolist()
     for wrong in (np.ones(19), np.ones(19, dtype=np.int64)):
         np.save(tmp_path / "wrong.npy", wrong)
         with pytest.raises(ArtifactError, match="expected one integer or truth value for each of 20 tokens"):
-            open_source(name, seq_len=4, vocab_size=80_000, seed=0, dtype="uint32", mask=str(tmp_path / "wrong.npy"))
+            open_data(name, model=large, token_dtype="uint32", data_mask=str(tmp_path / "wrong.npy"))
 
 
 def test_validation_data_is_the_end_and_never_trained_on(tmp_path: Path) -> None:
@@ -175,8 +176,8 @@ def test_validation_data_is_the_end_and_never_trained_on(tmp_path: Path) -> None
     assert validation is not None
     assert (training.num_samples, validation.num_samples) == (8, 2)
     assert len({source.digest, training.digest, validation.digest}) == 3
-    assert (validation.sample(0) == source.sample(8)).all()
-    assert validation.counted(1).all()
+    assert tokens_of(validation, 0) == tokens_of(source, 8)
+    assert all(counted(validation, 1))
     _, little = split_source(source, 1e-6)
     assert little is not None
     assert little.num_samples == 1

@@ -50,9 +50,9 @@ class ImageFolder:
         classes = sorted({path.parent.name for path in files.paths})
         num_classes = model.num_classes or 0
         if len(classes) > num_classes:
-            shown = ", ".join(classes[:NUM_CLASSES_SHOWN])
+            shown = ", ".join(classes[:NUM_CLASSES_SHOWN]) + (", ..." if len(classes) > NUM_CLASSES_SHOWN else "")
             raise UsageError(
-                f"has {len(classes)} class folders ({shown}, ...), model {model.name} has {num_classes} classes",
+                f"has {len(classes)} class folders ({shown}), model {model.name} has {num_classes} classes",
                 where=f"--data {files.name}",
             )
         numbers = {name: number for number, name in enumerate(classes)}

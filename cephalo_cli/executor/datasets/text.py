@@ -215,8 +215,9 @@ class TextOpener:
         if wanted is False or special.end_id is None:
             return None
         if wanted is None:
+            end = special.end_id if special.end_text is None else f"{special.end_text} ({special.end_id})"
             self._notice(
-                f"documents end with token {special.end_id} and are kept apart; --no-document-mask packs them into one"
+                f"documents end with token {end} and are kept apart; --no-document-mask lets them see one another"
             )
         return special.end_id
 

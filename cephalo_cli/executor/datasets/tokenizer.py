@@ -25,6 +25,8 @@ class SpecialTokens:
 
     end_id: int | None = None
     """Ends a document."""
+    end_text: str | None = None
+    """Its text, where it has one."""
     mask_id: int | None = None
     """Stands for a token to be found (bert)."""
     frame: tuple[int, int] | None = None
@@ -117,6 +119,7 @@ def load_tokenizer(name: str, *, end_token: str | None = None, mask_token: str |
         read,
         SpecialTokens(
             end_id=end_id,
+            end_text=None if end_id is None else read.id_to_token(end_id),
             mask_id=mask_id,
             frame=None if first is None or separator is None else (first, separator),
             ids=frozenset(special),
