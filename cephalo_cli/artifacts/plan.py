@@ -15,6 +15,7 @@ __all__ = [
     "ExpectedStep",
     "FsdpOptions",
     "Memory",
+    "OptimizerKind",
     "Plan",
     "PlanSettings",
     "RankPlan",
@@ -25,6 +26,7 @@ __all__ = [
 Strategy = Literal["cephalo", "fsdp", "compute-balanced", "memory-balanced", "whale", "poplar"]
 ScheduleName = Literal["layer-major", "microbatch-major", "replicated"]
 Switch = Literal["auto", "on", "off"]
+OptimizerKind = Literal["adamw", "sgd", "sgd with momentum"]
 
 
 class Memory(Value):
@@ -168,6 +170,9 @@ class PlanSettings(Value):
     """Whether ranks offload."""
     microbatch_size: PositiveInt | None = None
     """The only microbatch size allowed (a last, smaller one excepted)."""
+    optimizer: OptimizerKind | None = None
+    """Whose moments have room: two numbers a trained parameter for AdamW, one for SGD with momentum, none for SGD
+    without; AdamW's when absent."""
     keep_unsharded: NonNegativeInt | None = None
     """How many blocks stay unsharded between their phases; the planner's choice when absent."""
 

@@ -31,7 +31,8 @@ def plan_for_present(
     from cephalo_cli.artifacts.store import dumps, loads
     from cephalo_cli.planner import make_plan
     from cephalo_cli.planner.variants import with_nodes
-    from cephalo_cli.runtime.present import meet, nodes_present, share
+    from cephalo_cli.runtime.meeting import meet
+    from cephalo_cli.runtime.present import nodes_present, share
 
     store = meet(external, timeout_s)
     met = replace(external, store=store)

@@ -4,7 +4,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Force, Json, OutputPath, Quiet, SwitchChoice
+from cephalo_cli.cli.options import (
+    LARGEST_INTEGER,
+    Dtype,
+    Force,
+    Json,
+    Optimizer,
+    OutputPath,
+    Quiet,
+    SwitchChoice,
+)
 
 __all__ = ["EXAMPLES", "NAME", "SUMMARY", "command"]
 
@@ -71,6 +80,10 @@ def command(
             help="The only microbatch size allowed (a last, smaller one excepted).",
         ),
     ] = None,
+    optimizer: Annotated[
+        Optimizer, typer.Option(help="Whose moments must fit: two numbers a parameter for adamw, none for sgd.")
+    ] = "adamw",
+    momentum: Annotated[float, typer.Option(help="With --optimizer sgd: above 0, one number a parameter.")] = 0.0,
     time_limit: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Return the best plan found by then, with its gap; 30 for auto and max."),
@@ -119,6 +132,8 @@ def command(
         recompute=recompute,
         offload=offload,
         microbatch_size=microbatch_size,
+        optimizer=optimizer,
+        momentum=momentum,
         time_limit=time_limit,
         explain=explain,
     ).answer(out, force=force)

@@ -5,7 +5,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, SwitchChoice
+from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Optimizer, SwitchChoice
 from cephalo_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from cephalo_cli.artifacts import Plan
     from cephalo_cli.artifacts.base import InputFile
-    from cephalo_cli.artifacts.plan import PlanSettings, Strategy
+    from cephalo_cli.artifacts.plan import OptimizerKind, PlanSettings, Strategy
     from cephalo_cli.artifacts.profile import Basis
     from cephalo_cli.cli.output import Output
     from cephalo_cli.planner.explain import Explanation
@@ -62,6 +62,8 @@ class Question:
     recompute: SwitchChoice
     offload: SwitchChoice
     microbatch_size: int | None
+    optimizer: Optimizer
+    momentum: float
     time_limit: float | None
     explain: bool
 
@@ -164,6 +166,7 @@ class Question:
             recompute=self.recompute,
             offload=self.offload,
             microbatch_size=self.microbatch_size,
+            optimizer=self._optimizer(),
         )
 
     def _basis(self) -> "tuple[Basis, tuple[InputFile, ...]]":
@@ -178,6 +181,12 @@ class Question:
         shape, inputs = load_model(self.model or "")
         cluster = cluster_from_gpus(self.gpus or "")
         return estimate_profile(cluster, shape, seq_len=self.seq_len, dtype=self.dtype or "float32"), inputs
+
+    def _optimizer(self) -> "OptimizerKind | None":
+        """Whose moments the plan must hold; AdamW's go without saying."""
+        if self.optimizer == "adamw":
+            return None
+        return "sgd with momentum" if self.momentum else "sgd"
 
     def _refuse_contradictions(self, out: "Output") -> None:
         one_size = self.batch_size not in SEVERAL
@@ -226,6 +235,8 @@ class Question:
                 f"--time-limit is {self.time_limit}, expected seconds above 0",
                 None,
             ),
+            (not 0.0 <= self.momentum < 1.0, f"--momentum is {self.momentum:g}, expected 0 or more, below 1", None),
+            (self.momentum > 0 and self.optimizer != "sgd", "--momentum is for --optimizer sgd", "leave it out"),
             (
                 self.recompute == "off" and self.offload == "on",
                 "--offload on needs recompute",

@@ -1,6 +1,6 @@
 """Memory of one rank, every term by name.
 
-state      shards of master weights, gradients and both AdamW moments: 16 bytes a trained parameter, 4 a frozen one
+state      shards of master weights, gradients and moments: with AdamW 16 bytes a trained parameter, 4 a frozen one
            (twice that for float64)
 buffers    the largest sum, over the stages of a step, of unsharded parameters (compute dtype) and unsharded gradients
            (accumulation dtype, or the schedule's own: the stage's and those still being reduced, in microbatch-major
@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 
 from cephalo_cli.artifacts.base import DType
-from cephalo_cli.artifacts.plan import Memory, PlanSettings
+from cephalo_cli.artifacts.plan import Memory, OptimizerKind, PlanSettings
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile
 from cephalo_cli.costmodel.compute import RankChoice
 from cephalo_cli.costmodel.tables import interpolate
@@ -30,6 +30,7 @@ __all__ = [
     "buffers_bytes",
     "gradient_bytes",
     "limit_bytes",
+    "num_moments",
     "rank_memory",
     "saved_bytes",
     "state_bytes",
@@ -47,10 +48,15 @@ def gradient_bytes(step: StepStages, dtype: DType) -> int:
     return accumulation_bytes(dtype) if step.reduce_dtype is None else DTYPE_BYTES[step.reduce_dtype]
 
 
-def state_bytes(basis: Basis) -> int:
-    """Bytes of the whole training state: master, gradient and two moments; frozen parameters have only the first."""
+def num_moments(optimizer: OptimizerKind | None) -> int:
+    """How many numbers an optimizer keeps for every trained parameter."""
+    return {"adamw": 2, "sgd": 0, "sgd with momentum": 1}[optimizer or "adamw"]
+
+
+def state_bytes(basis: Basis, optimizer: OptimizerKind | None = None) -> int:
+    """Bytes of the whole training state: master, gradient and moments; frozen parameters have only the first."""
     trained = basis.num_parameters - basis.num_frozen_parameters
-    return accumulation_bytes(basis.dtype) * (4 * trained + basis.num_frozen_parameters)
+    return accumulation_bytes(basis.dtype) * ((2 + num_moments(optimizer)) * trained + basis.num_frozen_parameters)
 
 
 def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType) -> int:
@@ -128,7 +134,7 @@ def rank_memory(
     """All terms of one rank's peak, in bytes."""
     device = basis.devices[choice.device]
     sizes = choice.microbatch_sizes
-    state = math.ceil(choice.state_share * state_bytes(basis))
+    state = math.ceil(choice.state_share * state_bytes(basis, settings.optimizer))
     buffers = 0
     if device.method != "imported":
         buffers = buffers_bytes(step, num_ranks=num_ranks, dtype=basis.dtype)

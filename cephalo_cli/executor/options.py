@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cephalo_cli.artifacts.base import DType, NonNegativeInt, PositiveFloat, PositiveInt
-from cephalo_cli.artifacts.plan import Plan
+from cephalo_cli.artifacts.plan import OptimizerKind, Plan
 from cephalo_cli.artifacts.report import Report, StepReport
+from cephalo_cli.costmodel.memory import num_moments
 from cephalo_cli.errors import UsageError
 from cephalo_cli.executor.datasets.options import DataOptions, check_data_options
 from cephalo_cli.executor.learning_rate import Schedule, learning_rate_at
@@ -95,7 +96,7 @@ class TrainOptions(DataOptions):
     """With ``even_split``: samples of a microbatch; one microbatch a rank when absent."""
 
     @property
-    def optimizer_kind(self) -> Literal["adamw", "sgd", "sgd with momentum"]:
+    def optimizer_kind(self) -> OptimizerKind:
         """What the optimizer is called where it matters which moments it keeps."""
         return "sgd with momentum" if self.momentum else self.optimizer
 
@@ -163,6 +164,7 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
         UsageError: With the option or the field of the plan.
     """
     _check_plan(plan)
+    _check_moments(plan, options)
     _check_numbers(options)
     check_data_options(options, plan.model.family)
     if options.optimizer_in_backward:
@@ -227,6 +229,19 @@ def _check_plan(plan: Plan) -> None:
             )
         if rank.offload and not rank.recompute:
             raise UsageError("offloading needs recompute", where=where, hint="plan with --recompute auto or on")
+
+
+def _check_moments(plan: Plan, options: TrainOptions) -> None:
+    planned, wanted = plan.settings.optimizer or "adamw", options.optimizer_kind
+    _refuse(
+        num_moments(wanted) > num_moments(planned),
+        f"the plan has room for the moments of {planned}, {wanted} keeps more",
+        hint=f"train with {_as_options(planned)}, or plan with {_as_options(wanted)}",
+    )
+
+
+def _as_options(kind: OptimizerKind) -> str:
+    return "--optimizer sgd --momentum 0.9" if kind == "sgd with momentum" else f"--optimizer {kind}"
 
 
 def _check_numbers(options: TrainOptions) -> None:

@@ -169,7 +169,7 @@ def make_problem(basis: Basis, settings: PlanSettings, batch_size: int) -> Probl
         exposed_floor_s=first[0] + last[0],
         exposed_slope_s=first[1] + last[1],
         network=network,
-        state_bytes=state_bytes(basis),
+        state_bytes=state_bytes(basis, settings.optimizer),
     )
 
 

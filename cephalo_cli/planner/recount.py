@@ -62,9 +62,10 @@ class RankAccount:
         return boundary_bytes(self.plan.model, self.plan.seq_len, self.plan.dtype, samples)
 
     def state_bytes(self) -> int:
-        """Master weights, gradients and two moments of the shard; frozen parameters have weights only."""
+        """Master weights, gradients and moments of the shard; frozen parameters have weights only."""
         trained = self.plan.num_parameters - self.plan.num_frozen_parameters
-        return math.ceil(self.rank.state_share * (self.wide * (4 * trained + self.plan.num_frozen_parameters)))
+        numbers = {"sgd": 2, "sgd with momentum": 3}.get(self.plan.settings.optimizer or "adamw", 4)
+        return math.ceil(self.rank.state_share * (self.wide * (numbers * trained + self.plan.num_frozen_parameters)))
 
     def buffers_bytes(self) -> int:
         """Whole units in flight, their gradients, and boundaries on their way to and from the host."""

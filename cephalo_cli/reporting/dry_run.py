@@ -1,10 +1,11 @@
 """What a training would do, without doing it: who keeps which elements, in how many bytes, and the order of a step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 from cephalo_cli.artifacts import Plan
 from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.plan import OptimizerKind
+from cephalo_cli.costmodel.memory import num_moments
 from cephalo_cli.layout import Range, shard_ranges
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Part, Sheet, Value, plain
 from cephalo_cli.reporting.words import memory_sheet, microbatches
@@ -13,10 +14,6 @@ from cephalo_cli.timeline import event_name
 from cephalo_cli.units import DTYPE_BYTES, Unit
 
 __all__ = ["describe_dry_run", "plain_dry_run"]
-
-NUM_MOMENTS = {"adamw": 2, "sgd": 0, "sgd with momentum": 1}
-"""Numbers the optimizer keeps for every parameter."""
-OptimizerKind = Literal["adamw", "sgd", "sgd with momentum"]
 
 
 def describe_dry_run(plan: Plan, dtype: DType, optimizer: OptimizerKind) -> list[Part]:
@@ -69,7 +66,7 @@ def _state_dtype(dtype: DType) -> DType:
 
 def _bytes_per_parameter(dtype: DType, optimizer: OptimizerKind) -> int:
     """Master weight, gradient and moments."""
-    return DTYPE_BYTES[_state_dtype(dtype)] * (2 + NUM_MOMENTS[optimizer])
+    return DTYPE_BYTES[_state_dtype(dtype)] * (2 + num_moments(optimizer))
 
 
 def _shard(plan: Plan, num_elements: int, rank: int) -> Range:

@@ -146,6 +146,7 @@ def _run_here(
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
     from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415 - loads torch
 
+    from cephalo_cli.runtime.meeting import meet  # noqa: PLC0415 - loads torch
     from cephalo_cli.runtime.process import rank_process  # noqa: PLC0415 - loads torch
     from cephalo_cli.runtime.roll_call import answer_roll_call  # noqa: PLC0415 - loads torch
 
@@ -158,7 +159,7 @@ def _run_here(
             emit=functools.partial(on_event, rank),
             cgroup=cgroup,
             enforce_memory=enforce_memory,
-            store=None if external.store is None else PrefixStore("cephalo/run", external.store),
+            store=PrefixStore("run", external.store or meet(external, timeout_s)),
         ) as context:
             try:
                 return call_entry(entry, context, arguments)

@@ -9,10 +9,8 @@ Note: recognising devices
 import json
 import socket
 from collections.abc import Mapping
-from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
 
 from cephalo_cli.artifacts.cluster import DeviceType, Node
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile, Identity
@@ -22,18 +20,10 @@ from cephalo_cli.runtime.device import device_identity, torch_device
 from cephalo_cli.runtime.launch import RankEnvironment
 from cephalo_cli.runtime.places import backend_of
 
-__all__ = ["meet", "nodes_present", "share"]
+__all__ = ["nodes_present", "share"]
 
 MEMORY_TOLERANCE = 0.15
 """Devices report up to this fraction less, or more, than the size they are sold with."""
-
-
-def meet(external: RankEnvironment, timeout_s: float) -> Store:
-    """Join the store where an outer launcher's ranks meet; it must be kept, and serves the process group too."""
-    url = "env://"
-    timeout = timedelta(seconds=timeout_s)
-    store: Store = next(iter(rendezvous(url, external.rank, external.world_size, timeout=timeout)))[0]
-    return store
 
 
 def share(store: Store, name: str, rank: int, value: object, num_ranks: int) -> list[object]:

@@ -66,7 +66,7 @@ class Terms:
 
     def __init__(self, setting: Setting, part: Part) -> None:
         plan = setting.plan
-        self.state = math.ceil(part.choice.state_share * state_bytes(plan))
+        self.state = math.ceil(part.choice.state_share * state_bytes(plan, plan.settings.optimizer))
         self.reserve = part.device.reserve_bytes if plan.settings.reserve_bytes is None else plan.settings.reserve_bytes
 
     def at(self, moment: Moment) -> dict[str, int]:

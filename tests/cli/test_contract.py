@@ -31,6 +31,8 @@ OPTIONS = {
         "--objective",
         "--drop-devices",
         "--max-batch-size",
+        "--optimizer",
+        "--momentum",
     },
     "simulate": {"--trace", "--plot", "--set", "--sweep", "--jitter", "--straggler"},
     "train": {

@@ -1,11 +1,14 @@
 """Training under torchrun: one report, planning again for what is there, and an end for all when a rank is lost."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,66 @@ def test_elastic_plans_again_for_fewer_devices_and_goes_on(plan: Path, tmp_path:
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000004"]
 
 
+def test_elastic_goes_on_when_hosts_are_lost_and_come(plan: Path, tmp_path: Path) -> None:
+    """Three launchers with one rank each stand for three hosts: one is killed with its rank, later another comes."""
+    folder, logs = tmp_path / "run", [tmp_path / f"host-{index}.log" for index in range(4)]
+    port = free_port()
+    hosts: list[subprocess.Popen[bytes]] = []
+
+    def join() -> None:
+        launcher = (
+            *("--nnodes", "2:3", "--nproc-per-node", "1", "--max-restarts", "9", "--monitor-interval", "0.3"),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "elastic"),
+            *("--local-addr", "localhost"),
+            *("--rdzv-conf", "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"),
+        )
+        training = ("--data", "random", "--steps", "1000000", "--checkpoint-every", "5", "--elastic", "--keep", "2")
+        with logs[len(hosts)].open("wb") as log:
+            hosts.append(
+                subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "torch.distributed.run", *launcher),
+                        *("-m", "cephalo_cli", "train", str(plan), "--checkpoint-dir", str(folder), *training),
+                        *("--timeout", "60"),
+                    ],
+                    stdout=log,
+                    stderr=log,
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": str(Path.cwd()),
+                        "OMP_NUM_THREADS": "1",
+                        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torch 2.13 lets no host join later without it
+                    },
+                )
+            )
+
+    try:
+        join()
+        wait_until(lambda: port_is_open(port))  # the first host keeps the store
+        join()
+        join()
+        wait_until(lambda: list(folder.glob("step-*")))
+        for pid in (hosts[1].pid, *children(hosts[1].pid)):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: newest(folder) > 10 and b"resumed from" in logs[0].read_bytes())
+        join()
+        wait_until(lambda: logs[0].read_bytes().count(b"resumed from") == 2)
+        before = newest(folder)
+        wait_until(lambda: newest(folder) > before)
+    finally:
+        for host in hosts:
+            host.send_signal(signal.SIGTERM)
+        for host in hosts:
+            host.wait(LIMIT_S)
+    told = logs[0].read_text()
+    assert told.count("planned again for 2 core; the plan had 3 core") == 1  # with three ranks the plan is the file's
+    stopped = re.search(r"stopped after step (\d+); a checkpoint is in", told)
+    assert stopped is not None
+    assert f"resumed from {folder / f'step-{int(stopped[1]):08d}'} after step {stopped[1]}" in told  # nothing was lost
+    manifest = json.loads((folder / f"step-{newest(folder):08d}" / "manifest.json").read_text())
+    assert manifest["position"] == 5 * manifest["step"]
+
+
 def test_a_lost_rank_ends_the_others_with_its_name(plan: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = torchrun(3, str(plan), "--steps", "1000000", "--checkpoint-dir", str(folder), "--checkpoint-every", "1")
@@ -86,6 +149,28 @@ def test_a_lost_rank_ends_the_others_with_its_name(plan: Path, tmp_path: Path) -
         assert error.endswith("ended without a word, or did not answer for 60 s")
     assert sorted(re.findall(r"exitcode  : (\S+)", err)) == ["-9", "6", "6"]
     assert not any(Path("/proc", str(pid)).exists() for pid in ranks)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def port_is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("localhost", port)) == 0
+
+
+def wait_until(happened: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def newest(folder: Path) -> int:
+    return max((int(path.name.removeprefix("step-")) for path in folder.glob("step-*")), default=0)
 
 
 def children(pid: int) -> list[int]:

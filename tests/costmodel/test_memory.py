@@ -44,6 +44,16 @@ def test_state_is_master_gradient_and_two_moments(dtype: DType, frozen: int, exp
     assert state_bytes(basis(dtype=dtype, frozen=frozen)) == expected
 
 
+def test_state_holds_the_moments_of_the_planned_optimizer() -> None:
+    mixed = basis(frozen=100)
+    assert state_bytes(mixed, "adamw") == state_bytes(mixed) == 16 * 356 + 4 * 100
+    assert state_bytes(mixed, "sgd with momentum") == 12 * 356 + 4 * 100
+    assert state_bytes(mixed, "sgd") == 8 * 356 + 4 * 100
+    assert state_bytes(basis(dtype="float64"), "sgd") == 16 * 456
+    half = memory(basis(), choice("x", [1], 0.5), optimizer="sgd")
+    assert half["state"] == 8 * 456 // 2
+
+
 def test_tied_embeddings_are_stored_once() -> None:
     assert state_bytes(basis(tied=True)) == 16 * (E + 2 * B + TIED_H)
 

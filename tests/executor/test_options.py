@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cephalo_cli.artifacts import Plan
-from cephalo_cli.artifacts.plan import FsdpOptions
+from cephalo_cli.artifacts.plan import FsdpOptions, PlanSettings
 from cephalo_cli.errors import UsageError
 from cephalo_cli.executor import TrainOptions, run_training
 from cephalo_cli.executor.options import check_options, microbatch_split
@@ -13,6 +13,7 @@ from tests.executor.plans import make_model, make_plan
 
 MODEL = make_model()
 PLAN = make_plan(MODEL, [[2, 1], [1]])
+FOR_SGD = make_plan(MODEL, [[2, 1], [1]], settings=PlanSettings(optimizer="sgd"))
 
 
 def options(**changes: Any) -> TrainOptions:
@@ -55,6 +56,11 @@ REFUSED: dict[str, tuple[Plan, TrainOptions]] = {
     "--optimizer-in-backward cannot leave out the steps in which a scaled float16 gradient overflows": (
         PLAN,
         options(optimizer_in_backward=True, clip=None, dtype="float16"),
+    ),
+    "the plan has room for the moments of sgd, adamw keeps more": (FOR_SGD, options()),
+    "the plan has room for the moments of sgd, sgd with momentum keeps more": (
+        FOR_SGD,
+        options(optimizer="sgd", momentum=0.9),
     ),
     "--checkpoint-every needs --checkpoint-dir": (PLAN, options(checkpoint_every=1)),
     "--resume latest needs --checkpoint-dir to look in": (PLAN, options(resume="latest")),

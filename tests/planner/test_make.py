@@ -6,7 +6,7 @@ from cephalo_cli.artifacts.plan import PlanSettings
 from cephalo_cli.artifacts.profile import Profile, UnitProfile
 from cephalo_cli.artifacts.store import dumps
 from cephalo_cli.errors import InfeasibleError, TimeLimitError, UsageError
-from cephalo_cli.planner import make_all_plans, make_plan
+from cephalo_cli.planner import check_plan, make_all_plans, make_plan
 
 Make = Callable[..., Profile]
 AMPLE = 10**9
@@ -25,6 +25,19 @@ def test_the_same_inputs_give_the_same_bytes(random_profile: Make) -> None:
     for seed in (1, 2, 3):
         profile = random_profile(seed)
         assert dumps(make_plan(profile, 6)) == dumps(make_plan(profile, 6))
+
+
+def test_an_optimizer_with_fewer_moments_fits_where_adamw_does_not(simple_profile: Make) -> None:
+    roomy = simple_profile({"only": (2, AMPLE, 1e-3)})
+    state = roomy.num_parameters * 16
+    beside = max(rank.memory.total_bytes - rank.memory.state_bytes for rank in make_plan(roomy, 2).ranks)
+    tight = simple_profile({"only": (2, round((beside + 0.3 * state) / 0.9), 1e-3)})
+    with pytest.raises(InfeasibleError):
+        make_plan(tight, 2)
+    plan = make_plan(tight, 2, settings=PlanSettings(optimizer="sgd"))
+    check_plan(plan)
+    assert plan.settings.optimizer == "sgd"
+    assert sum(rank.memory.state_bytes for rank in plan.ranks) == pytest.approx(state / 2, abs=2)
 
 
 def test_every_other_strategy_is_shown_beside_the_plan(simple_profile: Make) -> None:
