@@ -1,8 +1,11 @@
 """Options that several commands share, declared once."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from cephalo_cli.artifacts import Model
 
 __all__ = [
     "LARGEST_INTEGER",
@@ -17,6 +20,7 @@ __all__ = [
     "Quiet",
     "SwitchChoice",
     "TokenDtype",
+    "check_length",
 ]
 
 LARGEST_INTEGER = 2**31 - 1
@@ -35,3 +39,24 @@ LrSchedule = Literal["constant", "cosine", "linear"]
 OnNonfinite = Literal["stop", "skip"]
 TokenDtype = Literal["uint16", "uint32"]
 SwitchChoice = Literal["auto", "on", "off"]
+
+
+def check_length(model: "Model", seq_len: int | None) -> None:
+    """Refuse a --seq-len that a model does not take, or the lack of one that it needs.
+
+    Raises:
+        UsageError: It does not fit the model.
+    """
+    from cephalo_cli.errors import UsageError
+
+    if model.family == "vit":
+        if seq_len is not None:
+            raise UsageError("--seq-len is not for vit: its length follows from the image", hint="leave it out")
+        return
+    if seq_len is None:
+        raise UsageError("--seq-len is missing: how many tokens has one sample?", hint="such as --seq-len 1024")
+    if model.max_seq_len is not None and seq_len > model.max_seq_len:
+        raise UsageError(
+            f"--seq-len is {seq_len}, but {model.name} takes at most {model.max_seq_len} tokens",
+            hint="shorten it, or raise the model's max_seq_len",
+        )

@@ -50,7 +50,10 @@ def command(
     ] = None,
     strategy: Annotated[
         Literal["cephalo", "fsdp", "compute-balanced", "memory-balanced", "whale", "poplar", "all"],
-        typer.Option(help="How to split work and state; all writes FILE.STRATEGY.json for each that fits."),
+        typer.Option(
+            help="How to split work and state. all: shows cephalo's, with the others as its alternatives, "
+            "and with -o FILE writes FILE.STRATEGY.json for each that fits."
+        ),
     ] = "cephalo",
     objective: Annotated[
         Literal["time", "cost"], typer.Option(help="cost: the least currency a token, by price_per_hour.")
@@ -102,7 +105,7 @@ def command(
     seq_len: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=LARGEST_INTEGER, help="With --gpus: tokens of one sample.")
     ] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="With --gpus: compute dtype; float32 if absent.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="With --gpus: compute dtype; if absent one that all run.")] = None,
     output: OutputPath = None,
     json: Json = False,
     quiet: Quiet = False,

@@ -2,11 +2,14 @@
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Optimizer, SwitchChoice
-from cephalo_cli.errors import UsageError
+from cephalo_cli.cli.gpus import common_dtype, fitting_command
+from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Optimizer, SwitchChoice, check_length
+from cephalo_cli.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Question", "check_file"]
 
 LARGEST_BATCH = 1024
+MEMORY_FRACTION = 0.9
 SEVERAL = ("auto", "max")
 
 
@@ -83,8 +87,8 @@ class Question:
         settings = self._settings()
         if out.path is not None:
             store.check_writable(out.path, force=force)
-        basis, inputs = self._basis()
-        with out.progress("planning"):
+        basis, inputs = self._basis(out)
+        with out.progress("planning"), self._repaired():
             plans = self._plans(basis, batch, settings, inputs, out)
         explanation = None
         if self.explain:
@@ -107,9 +111,12 @@ class Question:
             return shown if explanation is None else [*shown, "", *explanation_tables(asdict(explanation))]
 
         if explanation is not None and out.json:
+            from cephalo_cli.artifacts import store
+
             if out.path is not None:
                 out.save(plan, out.path, force=force)
-            out.data(lambda: json.dumps(asdict(explanation), indent=2) + "\n", list)
+            told = asdict(explanation) | {"plan": json.loads(store.dumps(plan))}
+            out.data(lambda: json.dumps(told, indent=2) + "\n", list)
         else:
             out.artifact(plan, tables, force=force)
         if self.objective == "cost":
@@ -169,7 +176,7 @@ class Question:
             optimizer=self._optimizer(),
         )
 
-    def _basis(self) -> "tuple[Basis, tuple[InputFile, ...]]":
+    def _basis(self, out: "Output") -> "tuple[Basis, tuple[InputFile, ...]]":
         from cephalo_cli.artifacts import Profile, store
 
         if self.profile is not None:
@@ -178,9 +185,38 @@ class Question:
         from cephalo_cli.catalog import cluster_from_gpus, load_model
         from cephalo_cli.profiler import estimate_profile
 
-        shape, inputs = load_model(self.model or "")
         cluster = cluster_from_gpus(self.gpus or "")
-        return estimate_profile(cluster, shape, seq_len=self.seq_len, dtype=self.dtype or "float32"), inputs
+        shape, inputs = load_model(self.model or "")
+        check_length(shape, self.seq_len)
+        dtype = self.dtype or common_dtype(cluster)
+        if self.dtype is None:
+            out.note(f"computed in {dtype}, which all these devices run; --dtype names another")
+        return estimate_profile(cluster, shape, seq_len=self.seq_len, dtype=dtype), inputs
+
+    @contextmanager
+    def _repaired(self) -> Iterator[None]:
+        """Put the command that would fit into the answer that nothing fits, where the devices are options too."""
+        try:
+            yield
+        except InfeasibleError as error:
+            if self.gpus is not None and error.hint is not None:
+                command = fitting_command(error.hint, self.gpus, self._given())
+                error.hint += "" if command is None else f": {command}"
+            raise
+
+    def _given(self) -> "dict[str, str | None]":
+        """The options that say what is planned, as they were given."""
+        return {
+            "--model": self.model,
+            "--seq-len": None if self.seq_len is None else str(self.seq_len),
+            "--dtype": self.dtype,
+            "--batch-size": self.batch_size,
+            "--memory-fraction": None if self.memory_fraction == MEMORY_FRACTION else f"{self.memory_fraction:g}",
+            "--reserve": self.reserve,
+            "--recompute": None if self.recompute == "auto" else self.recompute,
+            "--offload": None if self.offload == "auto" else self.offload,
+            "--microbatch-size": None if self.microbatch_size is None else str(self.microbatch_size),
+        }
 
     def _optimizer(self) -> "OptimizerKind | None":
         """Whose moments the plan must hold; AdamW's go without saying."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Force, Json, OutputPath, Quiet
+from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Force, Json, OutputPath, Quiet, check_length
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -115,7 +115,7 @@ def command(
     if output is not None and speaks:
         store.check_writable(output, force=force)
     shape, inputs = load_model(model)
-    _check_length(shape, seq_len)
+    check_length(shape, seq_len)
     devices, cluster_inputs = _cluster(cluster, gpus)
     with out.progress("profiling") as progress:
         profile, more = wanted.make(devices, shape, progress, external)
@@ -256,22 +256,6 @@ def _refuse_contradictions(wanted: _Wanted) -> None:
     for contradicts, message, hint in contradictions:
         if contradicts:
             raise UsageError(message, hint=hint)
-
-
-def _check_length(model: "Model", seq_len: int | None) -> None:
-    from cephalo_cli.errors import UsageError
-
-    if model.family == "vit":
-        if seq_len is not None:
-            raise UsageError("--seq-len is not for vit: its length follows from the image", hint="leave it out")
-        return
-    if seq_len is None:
-        raise UsageError("--seq-len is missing: how many tokens has one sample?", hint="such as --seq-len 1024")
-    if model.max_seq_len is not None and seq_len > model.max_seq_len:
-        raise UsageError(
-            f"--seq-len is {seq_len}, but {model.name} takes at most {model.max_seq_len} tokens",
-            hint="shorten it, or raise the model's max_seq_len",
-        )
 
 
 def _cluster(path: str | None, gpus: str | None) -> "tuple[Cluster, tuple[InputFile, ...]]":

@@ -10,6 +10,9 @@ from cephalo_cli.quantities import format_bytes
 
 __all__ = ["infeasible", "largest_batch"]
 
+MOST_CARDS = 512
+"""How many more cards of one type are tried."""
+
 
 def infeasible(problem: Problem, reason: str | None = None) -> InfeasibleError:
     """Say what is missing, and the smallest repair that works.
@@ -25,7 +28,9 @@ def infeasible(problem: Problem, reason: str | None = None) -> InfeasibleError:
             raise AssertionError("something fits after all")
         message = _in_words(problem, shortage)
     repair = _repair(problem)
-    return InfeasibleError(message, where="no plan fits", hint=repair or "it needs more memory than one more card")
+    return InfeasibleError(
+        message, where="no plan fits", hint=repair or f"{MOST_CARDS} more cards of a type do not suffice"
+    )
 
 
 def _in_words(problem: Problem, shortage: Shortage) -> str:
@@ -57,9 +62,28 @@ def _repair(problem: Problem) -> str | None:
     batch = largest_batch(problem.basis, settings, problem.batch_size - 1)
     if batch:
         return f"--batch-size {batch} fits"
-    for name in sorted(group.name for group in problem.groups):
-        if _fits(with_card(problem.basis, name), settings, problem.batch_size):
-            return f"one more {name} fits"
+    return _more_cards(problem)
+
+
+def _more_cards(problem: Problem) -> str | None:
+    """The fewest more cards of one type under which something fits: doubled until it does, then bisected."""
+
+    def enough(name: str, count: int) -> bool:
+        basis = problem.basis
+        for _ in range(count):
+            basis = with_card(basis, name)
+        return _fits(basis, problem.settings, problem.batch_size)
+
+    most = 1
+    while most <= MOST_CARDS:
+        for name in sorted(group.name for group in problem.groups):
+            if enough(name, most):
+                low, high = most // 2 + 1, most
+                while low < high:
+                    middle = (low + high) // 2
+                    low, high = (low, middle) if enough(name, middle) else (middle + 1, high)
+                return f"one more {name} fits" if high == 1 else f"{high} more {name} fit"
+        most *= 2
     return None
 
 

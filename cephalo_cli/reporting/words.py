@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from cephalo_cli.artifacts.cluster import Link
 from cephalo_cli.artifacts.plan import Memory
 from cephalo_cli.artifacts.profile import Basis
-from cephalo_cli.quantities import format_change, format_count, format_rate, format_seconds
+from cephalo_cli.quantities import format_change, format_count, format_percent, format_rate, format_seconds
 from cephalo_cli.reporting.sheet import Column, Fact, Sheet, Value, merged
 
 __all__ = ["basis_facts", "change", "link", "memory_sheet", "microbatches", "throughput"]
@@ -55,9 +55,18 @@ def basis_facts(basis: Basis) -> tuple[Fact, ...]:
             key="methods",
             label="durations",
             value=[str(method) for method in methods],
-            more=f"(emulated: {', '.join(emulation)})" if emulation else "",
+            more=f"(emulated: {', '.join(emulation)})" if emulation else _doubt(basis),
         ),
     )
+
+
+def _doubt(basis: Basis) -> str:
+    """Say how far off estimated durations are, from those of the cluster's devices that know it."""
+    errors = sorted({round(each.expected_error, 3) for each in basis.devices.values() if each.expected_error})
+    if not errors:
+        return ""
+    first, last = format_percent(errors[0]), format_percent(errors[-1])
+    return f"(typically off by {first})" if first == last else f"(typically off by {first} to {last})"
 
 
 def memory_sheet(ranks: Sequence[tuple[int, Memory]]) -> Sheet:
