@@ -52,7 +52,11 @@ def plain_dry_run(plan: Plan, dtype: DType, optimizer: OptimizerKind) -> dict[st
         [
             event_name(record.op, None if record.unit is None else names[record.unit], record.microbatch)
             for record in rank_records(
-                step, num_microbatches=len(rank.microbatch_sizes), recompute=rank.recompute, offload=rank.offload
+                step,
+                num_microbatches=len(rank.microbatch_sizes),
+                recompute=rank.recompute,
+                offload=rank.offload,
+                recompute_blocks=rank.recompute_blocks,
             )
         ]
         for rank in plan.ranks
