@@ -108,7 +108,11 @@ class Identity(Value):
     uuid: str | None = None
     """UUID or PCI id, where the backend tells."""
     driver: str | None = None
-    """Driver or runtime version."""
+    """Version of the driver, where the system tells."""
+    backend_version: str | None = None
+    """Version of CUDA, ROCm or what else torch was built for."""
+    clock_hz: PositiveFloat | None = None
+    """Highest clock of the device, where the backend tells."""
     torch: str
     """torch's version."""
     num_threads: PositiveInt | None = None
@@ -126,6 +130,11 @@ class DeviceProfile(Value):
     """Seconds of the optimizer step for one parameter of the local shard."""
     collective_compute_s_per_byte: Seconds = 0.0
     """Seconds of compute that sending or receiving one byte in a collective costs (cpu: the same cores copy)."""
+    collective_issue_part: Share | None = None
+    """Part of that which comes before a collective starts, while nothing is computed; none when absent."""
+    collective_stall_part: Share | None = None
+    """Part of that which falls into times when nothing is computed although the collective runs; the rest slows
+    compute. None when absent."""
     host_copy: HostCopy | None = None
     """Copies to and from host memory; absent where they are the same memory or not known."""
     reserve_bytes: NumBytes = 0
@@ -156,6 +165,8 @@ class CollectiveFit(Value):
     """Seconds of a collective over nothing."""
     bandwidth_bytes_per_s: PositiveFloat
     """Bytes a second through the busiest rank."""
+    bandwidth_is_bound: Literal[True] | None = None
+    """True where size made less difference than noise: the bandwidth is at least this, and was not resolved."""
     residual: Annotated[float, Field(ge=0.0)] | None = None
     """Median relative distance between the fit and the measured points."""
     points: Series[CollectivePoint] = ()
