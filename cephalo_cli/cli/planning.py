@@ -180,7 +180,10 @@ class Question:
         from cephalo_cli.artifacts import Profile, store
 
         if self.profile is not None:
+            from cephalo_cli.catalog.compatible import expect_compatible
+
             profile, source = store.read_input(self.profile, Profile)
+            expect_compatible(profile.cluster, profile.dtype)
             return profile, (source,)
         from cephalo_cli.catalog import cluster_from_gpus, load_model
         from cephalo_cli.profiler import estimate_profile

@@ -175,7 +175,12 @@ def choose_devices(
     if objective == "cost":
         for name in names:
             if profile.cluster.device_types[name].price_per_hour is None:
-                raise UsageError(f"device type {name} has no price_per_hour", where="--objective cost")
+                raise UsageError(
+                    f"device type {name} has no price_per_hour",
+                    where="--objective cost",
+                    hint=f'give device_types.{name} "price_per_hour" in the cluster file (one currency), '
+                    "and profile again",
+                )
     most = tuple(members.count(name) for name in names)
 
     def evaluate(counts: tuple[int, ...]) -> _Best | None:

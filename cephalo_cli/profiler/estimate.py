@@ -24,6 +24,7 @@ from cephalo_cli.artifacts.cluster import Cluster, DeviceType
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import DeviceProfile, HostCopy, Profile, UnitKind, UnitProfile
 from cephalo_cli.catalog.coefficients import Coefficients
+from cephalo_cli.catalog.compatible import expect_compatible
 from cephalo_cli.costmodel.network import network_from_links
 from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.profiler.attention import Attention, attention_of
@@ -92,8 +93,7 @@ def estimate_profile(
     _expect_countable(model, tokens, max_microbatch)
     used = dict.fromkeys(place.device for place in cluster.ranks)
     types = {name: cluster.device_types[name] for name in used}
-    _expect_one_vendor(types)
-    _expect_dtype(types, dtype)
+    expect_compatible(cluster, dtype)
     sizes = range(1, max_microbatch + 1)
     ways = {name: attention or attention_of(model, device, dtype) for name, device in types.items()}
     memory: _Memory = {
@@ -194,30 +194,3 @@ def _expect_countable(model: Model, tokens: int, max_microbatch: int) -> None:
             where="--seq-len",
             hint="shorten it, or lower --max-microbatch",
         )
-
-
-def _expect_one_vendor(types: dict[str, DeviceType]) -> None:
-    """Refuse devices whose communication libraries cannot meet: each accelerator backend has a library of its own.
-
-    Source: ROCm/rccl issue 1220, where NCCL and RCCL in one group fail late, with truncated messages.
-    """
-    accelerators = {device.backend: name for name, device in types.items() if device.backend not in (None, "cpu")}
-    if len(accelerators) > 1:
-        (first, one), (second, other) = list(accelerators.items())[:2]
-        raise UsageError(
-            f"{one!r} ({first}) and {other!r} ({second}) cannot be in one group of collectives",
-            where="device_types",
-            hint="make a cluster of each vendor's devices",
-        )
-
-
-def _expect_dtype(types: dict[str, DeviceType], dtype: DType) -> None:
-    """Refuse a dtype that a device cannot run, and name those that all can."""
-    known = {name: device.peak_flops for name, device in types.items() if device.peak_flops is not None}
-    for name, peaks in known.items():
-        if dtype not in peaks:
-            common = [other for other in get_args(DType) if all(other in each for each in known.values())]
-            hint = f"all devices of the cluster run {' and '.join(common)}" if common else None
-            raise UsageError(
-                f"{name!r} cannot run {dtype}; it runs {', '.join(sorted(peaks))}", where="--dtype", hint=hint
-            )

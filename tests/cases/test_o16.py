@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cephalo_cli.artifacts import Cluster
+from cephalo_cli.artifacts import Cluster, Model
 from cephalo_cli.errors import UsageError
 from cephalo_cli.runtime.launch import RankEnvironment, run_ranks
+from cephalo_cli.units import num_parameters
 from tests.cli.commands import cephalo
 
 MODEL = "examples/models/gpt-10m.json"
@@ -36,3 +37,55 @@ def test_o16_vendors_without_a_common_library_are_refused_before_a_rank_starts(
     with pytest.raises(UsageError) as refusal:
         run_ranks("no_such_module:entry", None, cluster, external=external)
     assert refusal.value.message == "devices of backends cuda and rocm cannot run in one job"
+
+
+@pytest.mark.parametrize(("backends", "dtype"), [(("cuda", "rocm"), "float32"), (("cuda", "cpu"), "float32")])
+def test_o16_a_plan_for_devices_without_a_common_library_is_refused(
+    tmp_path: Path, backends: tuple[str, str], dtype: str
+) -> None:
+    """O16: a profile may hold both (imported, or written by hand); the plan says that they cannot train together."""
+    path = profile_of(tmp_path, {name: {"backend": name, "memory_bytes": 2**34} for name in backends}, dtype)
+    ran = cephalo("plan", str(path), "--batch-size", "4")
+    assert ran.code == 2
+    first, second = backends
+    assert f"{first!r} ({first}) and {second!r} ({second}) cannot be in one group of collectives" in ran.err
+
+
+def test_o16_a_plan_in_a_dtype_that_a_device_cannot_run_is_refused(tmp_path: Path) -> None:
+    """O16: the same for a dtype, where the peaks say what a device can do."""
+    types = {
+        name: {"backend": "cuda", "memory_bytes": 2**34, "peak_flops": dict.fromkeys(dtypes, 1e13)}
+        for name, dtypes in {"old": ("float32", "float16"), "new": ("float32", "float16", "bfloat16")}.items()
+    }
+    ran = cephalo("plan", str(profile_of(tmp_path, types, "bfloat16")), "--batch-size", "4")
+    assert ran.code == 2
+    assert "'old' cannot run bfloat16" in ran.err
+    assert "all devices of the cluster run float32 and float16" in ran.err
+
+
+def profile_of(folder: Path, types: dict[str, dict[str, object]], dtype: str) -> Path:
+    """A profile of one device of each type, as imported."""
+    model = json.loads(Path(MODEL).read_text())
+    unit = {"microbatch": [1, 2], "forward_s": [1e-3, 2e-3], "backward_s": [2e-3, 4e-3], "working_bytes": [1, 2]}
+    cluster = {
+        "kind": "cluster",
+        "schema_version": "1.0",
+        "name": "mixed",
+        "device_types": types,
+        "nodes": [{"name": "n", "devices": list(types)}],
+        "network": "ideal",
+    }
+    content = {
+        "kind": "profile",
+        "schema_version": "1.0",
+        "cluster": cluster,
+        "model": model,
+        "seq_len": 128,
+        "dtype": dtype,
+        "num_parameters": num_parameters(Model.model_validate_json(json.dumps(model))),
+        "devices": {name: {"method": "imported", "units": {"block": unit}} for name in types},
+        "network": "ideal",
+    }
+    path = folder / "profile.json"
+    path.write_text(json.dumps(content))
+    return path

@@ -158,7 +158,7 @@ def test_vendors_whose_collectives_cannot_meet_are_refused_with_both_cards() -> 
         _estimate("l4,mi210:2", "gpt2", 128, "float32")
     assert str(caught.value) == (
         "device_types: 'l4' (cuda) and 'mi210' (rocm) cannot be in one group of collectives"
-        " (make a cluster of each vendor's devices)"
+        " (make a cluster for each backend's devices)"
     )
 
 
