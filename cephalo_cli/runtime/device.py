@@ -4,8 +4,10 @@ Everything goes through torch's own device-independent calls (``torch.accelerato
 no vendor is named where torch names none.
 """
 
+import contextlib
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from cephalo_cli.artifacts.profile import Identity
 from cephalo_cli.errors import UsageError
 from cephalo_cli.runtime.heap import allocated_bytes, peak_anonymous_bytes, reset_peak_anonymous_bytes
 
-__all__ = ["DeviceClock", "MemoryMeter", "device_identity", "synchronise", "torch_device"]
+__all__ = ["DeviceClock", "MemoryMeter", "device_identity", "driver_version", "synchronise", "torch_device"]
 
 TORCH_TYPES: dict[Backend, str] = {"rocm": "cuda"}
 """Backends that torch calls something else; ROCm devices answer to ``cuda``."""
@@ -115,15 +117,39 @@ def device_identity(device: torch.device, device_type: DeviceType) -> Identity:
             torch=torch.__version__,
             num_threads=torch.get_num_threads(),
         )
-    properties = torch.get_device_module(device).get_device_properties(device)
+    module = torch.get_device_module(device)
     versions = (torch.version.hip, torch.version.cuda, torch.version.xpu)
+    backend_version = next((version for version in versions if version is not None), None)
+    if not hasattr(module, "get_device_properties"):
+        # Apple's devices have no properties, only the memory that one process should use at most.
+        return Identity(
+            name=f"{_cpu_name()} ({device.type})",
+            memory_bytes=int(module.recommended_max_memory()),
+            torch=torch.__version__,
+        )
+    properties = module.get_device_properties(device)
+    clock_khz = int(getattr(properties, "clock_rate", 0))
     return Identity(
         name=str(properties.name),
         memory_bytes=int(properties.total_memory),
         uuid=_uuid(properties),
-        driver=next((version for version in versions if version is not None), None),
+        driver=driver_version(properties),
+        backend_version=backend_version,
+        clock_hz=clock_khz * 1e3 if clock_khz > 0 else None,
         torch=torch.__version__,
     )
+
+
+def driver_version(properties: object, root: Path = Path("/")) -> str | None:
+    """Version of the kernel's driver: the backend's own word, else what NVIDIA's and AMD's drivers write."""
+    if hasattr(properties, "driver_version"):
+        return str(properties.driver_version)
+    for path in ("proc/driver/nvidia/version", "sys/module/amdgpu/version"):
+        with contextlib.suppress(OSError):
+            found = re.search(r"\d+(\.\d+)+", (root / path).read_text())
+            if found is not None:
+                return found.group()
+    return None
 
 
 def _uuid(properties: object) -> str | None:

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ import torch
 from cephalo_cli.artifacts import Cluster
 from cephalo_cli.artifacts.cluster import DeviceType
 from cephalo_cli.errors import UsageError
-from cephalo_cli.runtime.device import DeviceClock, MemoryMeter, device_identity, torch_device
+from cephalo_cli.runtime.device import DeviceClock, MemoryMeter, device_identity, driver_version, torch_device
 from cephalo_cli.runtime.places import device_index, num_threads
 from cephalo_cli.runtime.process import process_group_backend
 
@@ -62,6 +63,58 @@ def test_a_cpu_says_which_it_is() -> None:
     assert plain.memory_bytes > 2**28
     assert plain.torch == torch.__version__
     assert emulated.memory_bytes == 5
+
+
+class _Properties:
+    """What torch 2.13 tells of a CUDA device (``torch._C._CudaDeviceProperties``), and of an older build."""
+
+    name = "NVIDIA H200"
+    total_memory = 150_000_000_000
+
+    def __init__(self, **more: object) -> None:
+        self.__dict__.update(more)
+
+
+@pytest.mark.parametrize(
+    ("properties", "uuid", "clock_hz"),
+    [
+        (_Properties(uuid="5a3f", clock_rate=1_980_000), "5a3f", 1.98e9),
+        (_Properties(pci_bus_id=0x19, pci_domain_id=1), "0001:19", None),
+        (_Properties(clock_rate=0), None, None),
+    ],
+)
+def test_an_accelerator_says_what_its_backend_tells(
+    monkeypatch: pytest.MonkeyPatch, properties: _Properties, uuid: str | None, clock_hz: float | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    found = device_identity(torch.device("cuda", 0), DeviceType(backend="cuda", memory_bytes=5))
+    assert (found.name, found.memory_bytes) == ("NVIDIA H200", 150_000_000_000)
+    assert (found.uuid, found.clock_hz) == (uuid, clock_hz)
+
+
+def test_a_device_without_properties_is_named_by_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 2**34)
+    found = device_identity(torch.device("mps", 0), DeviceType(backend="mps", memory_bytes=5))
+    assert found.name.endswith("(mps)")
+    assert found.memory_bytes == 2**34
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "version"),
+    [
+        (
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n",
+            "550.54.15",
+        ),
+        ("sys/module/amdgpu/version", "6.7.0\n", "6.7.0"),
+        ("somewhere/else", "1.2", None),
+    ],
+)
+def test_the_kernel_tells_the_drivers_version(tmp_path: Path, file: str, text: str, version: str | None) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
+    assert driver_version(object(), tmp_path) == version
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a device")
