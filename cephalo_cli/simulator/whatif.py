@@ -1,17 +1,20 @@
 """What if: the same plan with another network, other devices or other limits.
 
 A change is ``PATH=VALUE``. The path names a value of the plan or, in short, of its cluster; the value is a number, a
-size such as ``48GiB``, or a factor such as ``2x``. What follows from a change follows: a faster link makes collectives
-faster, a faster device type computes in less time, and the plan's own expectations are worked out again. Who does how
-much stays as planned. A change that a simulation could not notice is refused.
+size such as ``48GiB``, or a factor such as ``2x``; the variants of a microbatch-major step, such as
+``fsdp.keeps_gathered=true`` (only gradients and optimizer state are sharded), are words. What follows from a change
+follows: a faster link makes collectives faster, a faster device type computes in less time, and the plan's own
+expectations are worked out again. Who does how much stays as planned.
+A change that a simulation could not notice is refused.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast, get_args
 
 from cephalo_cli.artifacts import store
+from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.plan import ExpectedRank, ExpectedStep, Plan, SolverProof
 from cephalo_cli.artifacts.profile import CollectiveFit, NetworkProfile
 from cephalo_cli.costmodel import network_from_links, rank_memory, step_estimate
@@ -33,11 +36,13 @@ TAKEN_AS_IT_IS = re.compile(
     r"|devices\.[^.]+\.host_copy\.[^.]+"
     rf"|network\.(all_gather|reduce_scatter)\.{LINK}|settings\.(memory_fraction|reserve_bytes)"
 )
+FSDP = re.compile(r"fsdp\.(?P<option>keeps_gathered|reduces_every_microbatch|reduce_dtype)")
 SCALES_COMPUTE = re.compile(r"cluster\.device_types\.(?P<device>[^.]+)\.emulated_speed")
 SCALES_COPIES = re.compile(r"cluster\.device_types\.(?P<device>[^.]+)\.host_link\.bandwidth_bytes_per_s")
 CHANGEABLE = (
-    "network.bandwidth_bytes_per_s, nodes.NAME.link.latency_s, device_types.TYPE.memory_bytes, devices.TYPE.speed "
-    "and settings.memory_fraction can be changed"
+    "network.bandwidth_bytes_per_s, nodes.NAME.link.latency_s, device_types.TYPE.memory_bytes, devices.TYPE.speed, "
+    "settings.memory_fraction, and of microbatch-major plans fsdp.keeps_gathered and fsdp.reduces_every_microbatch "
+    "can be changed"
 )
 _FACTOR = re.compile(r"(\d+(?:\.\d+)?)x", re.ASCII)
 
@@ -86,6 +91,9 @@ def _apply(document: Document, change: str) -> None:
     if match := SPEED.fullmatch(path):
         _scale_compute(document, match["device"], _value(text, 1.0, path), path)
         return
+    if match := FSDP.fullmatch(path):
+        _vary_fsdp(document, match["option"], text, path)
+        return
     place = find(document, path, inside=("cluster",), hint=CHANGEABLE)
     old = place.holder.get(place.key)
     if isinstance(old, dict | list | str | bool):
@@ -130,6 +138,19 @@ def _ratio(new: float, old: float | None, path: str) -> float:
     if not old or new <= 0:
         raise UsageError(f"{path} can only be changed from one positive number to another", hint="such as 2x")
     return new / old
+
+
+def _vary_fsdp(document: Document, option: str, text: str, path: str) -> None:
+    """Have a microbatch-major step shard or reduce in another way, see `FsdpOptions`."""
+    if document["schedule"] != "microbatch-major":
+        raise UsageError(
+            f"{path} does not enter a simulation of schedule {document['schedule']}", hint="plan with --strategy fsdp"
+        )
+    words = get_args(DType) if option == "reduce_dtype" else ("true", "false")
+    if text not in words:
+        raise UsageError(f"{path} is {text!r}, expected {', '.join(words)}")
+    options = document.setdefault("fsdp", {})
+    options[option] = text if option == "reduce_dtype" else text == "true"
 
 
 # What follows from a change -------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from cephalo_cli.simulator.whatif import with_changes
 from tests.simulator.plans import make_plan
 
 CHANGEABLE = (
-    "network.bandwidth_bytes_per_s, nodes.NAME.link.latency_s, device_types.TYPE.memory_bytes, devices.TYPE.speed "
-    "and settings.memory_fraction can be changed"
+    "network.bandwidth_bytes_per_s, nodes.NAME.link.latency_s, device_types.TYPE.memory_bytes, devices.TYPE.speed, "
+    "settings.memory_fraction, and of microbatch-major plans fsdp.keeps_gathered and fsdp.reduces_every_microbatch "
+    "can be changed"
 )
 SPEED_HINT = "devices.fast.speed=2x makes its compute twice as fast"
 FORM_HINT = "write it like network.bandwidth_bytes_per_s=2x, or 48GiB for sizes"
@@ -199,3 +200,40 @@ def test_a_sweep_with_a_missing_value_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
         sweep(plan(), text)
     assert str(refusal.value) == f"a value is missing in {text!r} (write it like network.latency_s=1x,2x,4x)"
+
+
+def test_fsdp_that_keeps_its_units_gathers_half_as_often_and_holds_them_all() -> None:
+    made = make_plan(["fast", "middle"], [[2, 2], [2]], schedule="microbatch-major", strategy="fsdp")
+    full, kept = simulate(made), simulate(made, changes=["fsdp.keeps_gathered=true"])
+    often = simulate(made, changes=["fsdp.keeps_gathered=true", "fsdp.reduces_every_microbatch=true"])
+    gathers = [sum(each.is_gather for each in run.setting.collectives) for run in (full, kept, often)]
+    reductions = [sum(not each.is_gather for each in run.setting.collectives) for run in (full, kept, often)]
+    units = len(full.setting.step.units)
+    # in each of two rounds a unit is gathered once, and fully sharded again on the way back, where it was freed
+    assert gathers == [2 * (units + units - 3), 2 * units, 2 * units]
+    assert reductions == [units, units, 2 * units]
+    buffers = [(run.report.ranks[0].memory or pytest.fail("no memory")).buffers_bytes for run in (full, kept)]
+    assert buffers[1] > buffers[0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "change", "message"),
+    [
+        (
+            "layer-major",
+            "fsdp.keeps_gathered=true",
+            "fsdp.keeps_gathered does not enter a simulation of schedule layer-major (plan with --strategy fsdp)",
+        ),
+        ("microbatch-major", "fsdp.keeps_gathered=1", "fsdp.keeps_gathered is '1', expected true, false"),
+        (
+            "microbatch-major",
+            "fsdp.reduce_dtype=int8",
+            "fsdp.reduce_dtype is 'int8', expected float32, bfloat16, float16, float64",
+        ),
+    ],
+)
+def test_variants_that_make_no_sense_are_refused(schedule: Any, change: str, message: str) -> None:
+    made = make_plan(["fast"] * 2, [[2], [2]], schedule=schedule)
+    with pytest.raises(UsageError) as refusal:
+        simulate(made, changes=[change])
+    assert str(refusal.value) == message
