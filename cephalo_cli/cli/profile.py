@@ -1,7 +1,7 @@
 """``cephalo profile``: what the hardware does, measured here, imported, or estimated."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -66,6 +66,12 @@ def command(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Estimate from the catalog instead of measuring here.")
     ] = False,
+    attention: Annotated[
+        Literal["auto", "fused", "plain"],
+        typer.Option(
+            help="With --estimate: one fused kernel, scores kept in memory, or as training on each device does."
+        ),
+    ] = "auto",
     calibrate: Annotated[
         str | None,
         typer.Option(metavar="PROFILE", help="With --estimate: correct it by a short measurement on the same card."),
@@ -106,6 +112,7 @@ def command(
         max_microbatch=max_microbatch,
         max_seconds=max_seconds,
         estimate=estimate,
+        attention=None if attention == "auto" else attention,
         calibrate=calibrate,
         from_table=from_table,
         memory_table=memory_table,
@@ -144,6 +151,7 @@ class _Wanted:
     max_microbatch: int | None
     max_seconds: float | None
     estimate: bool
+    attention: Literal["fused", "plain"] | None
     calibrate: str | None
     from_table: str | None
     memory_table: str | None
@@ -165,6 +173,7 @@ class _Wanted:
                 seq_len=self.seq_len,
                 dtype=self.dtype,
                 max_microbatch=self.max_microbatch or LARGEST_ESTIMATED,
+                attention=self.attention,
                 calibration=None if known is None else known[0],
             )
             return profile, () if known is None else (known[1],)
@@ -216,6 +225,11 @@ def _refuse_contradictions(wanted: _Wanted) -> None:
             wanted.calibrate is not None and not wanted.estimate,
             "--calibrate has no effect without --estimate",
             "add --estimate",
+        ),
+        (
+            wanted.attention is not None and not wanted.estimate,
+            "--attention has no effect without --estimate: what runs is measured, and the profile says which it was",
+            "add --estimate, or leave it out",
         ),
         (
             (wanted.from_table is None) != (wanted.memory_table is None),
