@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cephalo_cli.artifacts.plan import ScheduleName
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitKind
-from cephalo_cli.costmodel.network import handled_fraction
+from cephalo_cli.costmodel.network import handled_fraction, placed_fraction
 from cephalo_cli.costmodel.tables import interpolate
 from cephalo_cli.schedule import Phase
 from cephalo_cli.units import boundary_bytes
@@ -82,14 +82,16 @@ def copy_s(
 def moving_s_per_byte(basis: Basis, choice: RankChoice, num_ranks: int, schedule: ScheduleName) -> float:
     """Seconds of the compute lane that a collective takes for each byte of its unit (cpu devices).
 
-    An all-reduce of replicated state is a reduce-scatter and a gather over equal parts, whatever the share.
+    An all-reduce of replicated state is a reduce-scatter and a gather over equal parts, whatever the share; it has
+    nothing to put in its place.
     """
     if basis.network == "ideal":
         return 0.0
+    algorithm = basis.network.algorithm
+    handled = handled_fraction(algorithm, num_ranks, choice.state_share)
     if schedule == "replicated":
-        handled = 2 * handled_fraction(basis.network.algorithm, num_ranks, 1 / num_ranks)
-    else:
-        handled = handled_fraction(basis.network.algorithm, num_ranks, choice.state_share)
+        equal = 1 / num_ranks
+        handled = 2 * (handled_fraction(algorithm, num_ranks, equal) - placed_fraction(algorithm, num_ranks, equal))
     return basis.devices[choice.device].collective_compute_s_per_byte * handled
 
 

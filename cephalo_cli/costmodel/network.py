@@ -26,7 +26,7 @@ from typing import Literal
 from cephalo_cli.artifacts.cluster import Cluster
 from cephalo_cli.artifacts.profile import CollectiveFit, NetworkProfile
 
-__all__ = ["busiest_fraction", "collective_s", "handled_fraction", "network_from_links"]
+__all__ = ["busiest_fraction", "collective_s", "handled_fraction", "network_from_links", "placed_fraction"]
 
 LINK_EFFICIENCY = 0.8
 Algorithm = Literal["direct", "ring"]
@@ -41,11 +41,21 @@ def busiest_fraction(algorithm: Algorithm, shares: Sequence[float]) -> float:
 
 
 def handled_fraction(algorithm: Algorithm, num_ranks: int, share: float) -> float:
-    """Bytes one rank sends and receives in a collective, divided by the unit's bytes."""
+    """Bytes one rank handles in a collective, divided by the unit's bytes.
+
+    Round a ring it receives and sends all but one shard. The direct algorithm is that of CPUs, where everything is
+    copied by the cores: a rank receives ``1 - s``, sends ``(n - 1) s``, and its own part, s, is copied into its place.
+    """
     if num_ranks == 1:
         return 0.0
-    sent = 1.0 - share if algorithm == "ring" else (num_ranks - 1) * share
-    return 1.0 - share + sent
+    if algorithm == "ring":
+        return 2.0 * (1.0 - share)
+    return 1.0 + (num_ranks - 1) * share
+
+
+def placed_fraction(algorithm: Algorithm, num_ranks: int, share: float) -> float:
+    """Part of `handled_fraction` that does not travel: the rank's own part is put into its place."""
+    return share if algorithm == "direct" and num_ranks > 1 else 0.0
 
 
 def collective_s(fit: CollectiveFit, unit_bytes: float, busiest: float) -> float:

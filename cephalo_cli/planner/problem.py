@@ -76,7 +76,7 @@ class Network:
     @property
     def handled(self) -> tuple[float, float]:
         """Constant and slope of `handled_fraction` in the share."""
-        return (1.0, self.num_ranks - 2.0) if self.direct else (2.0, -2.0)
+        return (1.0, self.num_ranks - 1.0) if self.direct else (2.0, -2.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,12 +180,9 @@ class RankAccount:
         num_ranks, network = len(self.plan.ranks), self.plan.network
         if network == "ideal" or num_ranks == 1:
             return compute
-        received = 1.0 - self.rank.state_share
-        sent = received if network.algorithm == "ring" else (num_ranks - 1) * self.rank.state_share
-        return (
-            compute
-            + self.plan.devices[self.rank.device].collective_compute_s_per_byte * (sent + received) * moved_bytes
-        )
+        received, own = 1.0 - self.rank.state_share, self.rank.state_share
+        handled = 2.0 * received if network.algorithm == "ring" else received + own + (num_ranks - 1) * own
+        return compute + self.plan.devices[self.rank.device].collective_compute_s_per_byte * handled * moved_bytes
 
     def all_reduced_s(self, moved_bytes: float) -> float:
         """Compute that all-reducing bytes costs: a reduce-scatter and a gather over equal parts."""

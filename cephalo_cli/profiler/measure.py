@@ -17,6 +17,7 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.profile import DeviceProfile, NetworkProfile, UnitKind
 from cephalo_cli.errors import UsageError
 from cephalo_cli.profiler.measure_device import host_copy, optimizer_s_per_parameter, reserve_bytes
+from cephalo_cli.profiler.measure_moving import Moving
 from cephalo_cli.profiler.measure_network import Measured, measure_network
 from cephalo_cli.profiler.measure_timing import compute_clock, microbatch_sizes
 from cephalo_cli.profiler.measure_units import Curves, UnitRunner, measure_units
@@ -118,7 +119,8 @@ def measure_rank(context: ProcessContext, arguments: Any) -> Any:
     small = None if capacity is None else max(1, capacity // SMALL_PART)
     clock = compute_clock(context)
     curves = _sent_curves(arguments["curves"])
-    if _attention(context.device, model, dtype) == "plain":
+    attention = _attention(context.device, model, dtype)
+    if attention == "plain":
         curves = _curves(model, seq_len, dtype, list(curves["block"]), "plain")
 
     def told(text: str, begin: float, part: float) -> Callable[[float], None]:
@@ -146,18 +148,25 @@ def measure_rank(context: ProcessContext, arguments: Any) -> Any:
         max_seconds=UNITS_PART * max_seconds,
         on_pass=told("forward and backward", 1 - UNITS_PART - NETWORK_PART, UNITS_PART),
     )
+    block = units["block"]
+    units["block"] = block.model_copy(update={"flags": (*block.flags, f"{attention} attention")})
     reserve = reserve_bytes(context.device)
     _compute_until_all_are_done(context, model, seq_len, dtype)
     told("collectives", 1 - NETWORK_PART, 0.0)(1.0)
     network = None
     if context.world_size > 1:
-        network = measure_network(context, model, dtype, small, NETWORK_PART * max_seconds)
+        network = measure_network(
+            context, model, seq_len, dtype, most_bytes=small, max_seconds=NETWORK_PART * max_seconds
+        )
     speed = context.device_type.emulated_speed or torch.get_num_threads()
+    moving = Moving() if network is None else network.moving
     device = DeviceProfile(
         method="measured",
         units=units,
         optimizer_s_per_parameter=optimizer,
-        collective_compute_s_per_byte=0.0 if network is None else network.cpu_s_per_byte / speed,
+        collective_compute_s_per_byte=moving.cpu_s_per_byte / speed,
+        collective_issue_part=None if network is None else moving.issue_part,
+        collective_stall_part=None if network is None else moving.stall_part(speed),
         host_copy=host_copy(context.device),
         reserve_bytes=reserve,
         emulation=context.emulation,

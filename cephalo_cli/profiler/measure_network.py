@@ -4,11 +4,6 @@ Note: how a collective is timed
     All ranks meet in a barrier and then run the same collective several times, each waiting for its result before the
     next. The time is that of the slowest rank, divided by the count: no clocks of different hosts are compared, and
     what the barrier adds is spread thin. Repeats come in passes over all sizes, as in `measure_timing`.
-
-Note: what moving bytes costs a CPU
-    On CPU devices the cores that compute also copy. The cost of a byte sent or received is the process's CPU time, all
-    threads, while it runs gathers and reductions as training does, buffers allocated anew each time; two gathers
-    for one reduction, as in a step.
 """
 
 import time
@@ -25,8 +20,10 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import Cluster
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import CollectiveFit, CollectivePoint, NetworkProfile
-from cephalo_cli.costmodel.network import busiest_fraction, handled_fraction
+from cephalo_cli.costmodel.network import busiest_fraction
 from cephalo_cli.layout import shard_ranges
+from cephalo_cli.profiler.measure_moving import Moving, measure_moving
+from cephalo_cli.profiler.measure_timing import largest_of_ranks
 from cephalo_cli.runtime.collectives import BufferLayout, ShardedCollectives
 from cephalo_cli.runtime.device import DeviceClock
 from cephalo_cli.runtime.process import ProcessContext
@@ -44,19 +41,19 @@ LONGEST_WINDOW_S = 0.1
 MOST_REPEATS = 100
 FEWEST_PASSES = 2
 MOST_PASSES = 9
-NUM_COSTS = 15
-"""Repeats of what a byte costs."""
-FASTEST_BYTES_PER_S = 1e15
-"""Bandwidth of a fit in which size made no difference."""
+MOVING_PART = 0.5
+"""Part of the time limit for what moving a byte costs the CPU."""
+LEAST_RESIDUAL = 0.01
+"""No measurement is taken to be more exact than this."""
 
 
 @dataclass
 class Measured:
-    """Points of both collectives, and what a byte costs this rank's CPU."""
+    """Points of both collectives, and what they cost this rank's CPU."""
 
     gathers: list[CollectivePoint] = field(default_factory=list)
     reductions: list[CollectivePoint] = field(default_factory=list)
-    cpu_s_per_byte: float = 0.0
+    moving: Moving = field(default_factory=Moving)
 
     def network(self) -> NetworkProfile:
         """Fit both collectives."""
@@ -81,13 +78,14 @@ def share_patterns(cluster: Cluster) -> list[tuple[float, ...]]:
 
 
 def measure_network(
-    context: ProcessContext, model: Model, dtype: DType, most_bytes: int | None, max_seconds: float
+    context: ProcessContext, model: Model, seq_len: int, dtype: DType, *, most_bytes: int | None, max_seconds: float
 ) -> Measured:
     """Measure gathers and reductions; a collective over all ranks.
 
     Args:
         context: This rank.
         model: The model, for the sizes of its units.
+        seq_len: Tokens of one sample.
         dtype: Compute dtype; gradients are reduced in at least float32.
         most_bytes: What the buffers of a measurement may take; None for no limit. The smallest of all ranks counts.
         max_seconds: Time limit for all but the fewest repeats.
@@ -97,7 +95,7 @@ def measure_network(
     largest = min(max(unit.num_parameters for unit in model_units(model)), MOST_ELEMENTS)
     if most_bytes is not None:
         largest = min(largest, max(1, most_bytes // (compute_dtype.itemsize + 2 * state_dtype.itemsize)))
-    largest = int(-_largest_of_ranks(context, -float(largest)))
+    largest = int(-largest_of_ranks(context, -float(largest)))
     layouts = {}
     for shares in share_patterns(context.cluster):
         for fraction in SIZE_FRACTIONS:
@@ -108,16 +106,24 @@ def measure_network(
         context.process_group, context.device, {name: layout for name, (layout, _) in layouts.items()}
     )
     tasks: list[_Task] = []
-    costs: list[float] = []
     for name, (layout, shares) in layouts.items():
         buffers = _Buffers(moves, name, layout, context)
         tasks.append(_Task("gathers", buffers.gather_bytes, shares, buffers.gather))
         tasks.append(_Task("reductions", buffers.reduce_bytes, shares, buffers.reduce))
-        if context.device.type == "cpu" and layout.num_elements == largest:
-            costs += _cpu_s_per_byte(context, buffers, shares[context.rank])
-    _time(context, tasks, max_seconds)
+    _time(context, tasks, (1 - MOVING_PART) * max_seconds)
     moves.close()
-    measured = Measured(cpu_s_per_byte=median(costs) if costs else 0.0)
+    measured = Measured()
+    if context.device.type == "cpu":
+        measured.moving = measure_moving(
+            context,
+            model,
+            seq_len,
+            dtype,
+            share_patterns(context.cluster)[-1],
+            most_elements=largest,
+            most_bytes=most_bytes,
+            max_seconds=MOVING_PART * max_seconds,
+        )
     for task in tasks:
         points = measured.gathers if task.series == "gathers" else measured.reductions
         points.append(CollectivePoint(unit_bytes=task.unit_bytes, shares=task.shares, seconds=median(task.seconds)))
@@ -127,7 +133,9 @@ def measure_network(
 def fit_collective(points: Sequence[CollectivePoint]) -> CollectiveFit:
     """Fit ``seconds = latency + busiest bytes / bandwidth`` with the least sum of squared relative errors.
 
-    Neither latency nor the time of a byte is negative. See `cephalo_cli.costmodel.network` for the busiest bytes.
+    Neither latency nor the time of a byte is negative. See `cephalo_cli.costmodel.network` for the busiest bytes. Where
+    the bytes of the largest collective take less time than the fit misses by, the bandwidth is not resolved: then it is
+    the least that the points allow, with which the largest collective takes as much longer as the fit misses by.
     """
     from scipy.optimize import nnls  # noqa: PLC0415 - ranks that only measure need not hold it in memory
 
@@ -136,10 +144,15 @@ def fit_collective(points: Sequence[CollectivePoint]) -> CollectiveFit:
     solution, _ = nnls(np.stack([1 / seconds, moved / seconds], axis=1), np.ones(len(points)))
     latency_s, s_per_byte = map(float, solution)
     fitted = latency_s + moved * s_per_byte
+    residual = float(np.median(np.abs(fitted - seconds) / seconds))
+    most = float(moved.max())
+    hidden_s = max(residual, LEAST_RESIDUAL) * (latency_s + most * s_per_byte)
+    is_bound = most * s_per_byte < hidden_s
     return CollectiveFit(
         latency_s=latency_s,
-        bandwidth_bytes_per_s=min(1 / s_per_byte, FASTEST_BYTES_PER_S) if s_per_byte > 0 else FASTEST_BYTES_PER_S,
-        residual=float(np.median(np.abs(fitted - seconds) / seconds)),
+        bandwidth_bytes_per_s=most / hidden_s if is_bound else 1 / s_per_byte,
+        bandwidth_is_bound=True if is_bound else None,
+        residual=residual,
         points=tuple(points),
     )
 
@@ -161,17 +174,6 @@ class _Buffers:
 
     def reduce(self) -> None:
         self._moves.reduce_scatter(self._name, self._grad, self._shard).wait()
-
-    def gather_anew(self) -> None:
-        """Gather into memory that was free, as unsharding does."""
-        self._full.untyped_storage().resize_(0)
-        self._full.untyped_storage().resize_(self.gather_bytes)
-        self.gather()
-
-    def reduce_anew(self) -> None:
-        """Reduce a gradient that was made for it."""
-        self._grad = torch.zeros_like(self._grad)
-        self.reduce()
 
 
 @dataclass
@@ -195,7 +197,7 @@ def _time(context: ProcessContext, tasks: Sequence[_Task], max_seconds: float) -
         start = clock()
         for _ in range(count):
             task.run()
-        return _largest_of_ranks(context, clock() - start) / count
+        return largest_of_ranks(context, clock() - start) / count
 
     begin = time.perf_counter()
     window_s = min(LONGEST_WINDOW_S, max_seconds / (2 * (FEWEST_PASSES + 1) * len(tasks)))
@@ -208,28 +210,6 @@ def _time(context: ProcessContext, tasks: Sequence[_Task], max_seconds: float) -
         for task, count in zip(tasks, counts, strict=True):
             task.seconds.append(window(task, count))
         now = time.perf_counter()
-        expected = _largest_of_ranks(context, now - begin + (now - start))
+        expected = largest_of_ranks(context, now - begin + (now - start))
         if number >= FEWEST_PASSES and expected > max_seconds:
             break
-
-
-def _cpu_s_per_byte(context: ProcessContext, buffers: _Buffers, share: float) -> list[float]:
-    """CPU seconds of this process for a byte it sends or receives, several times."""
-    handled = handled_fraction(ALGORITHM, context.world_size, share)
-    moved = handled * (2 * buffers.gather_bytes + buffers.reduce_bytes)
-    costs = []
-    for _ in range(NUM_COSTS):
-        dist.barrier(context.process_group)
-        start = time.process_time()
-        buffers.gather_anew()
-        buffers.gather_anew()
-        buffers.reduce_anew()
-        costs.append((time.process_time() - start) / moved)
-    return costs
-
-
-def _largest_of_ranks(context: ProcessContext, value: float) -> float:
-    """The largest of all ranks' values, the same on every rank."""
-    shared = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(shared, dist.ReduceOp.MAX, context.process_group)
-    return float(shared.item())

@@ -21,18 +21,32 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, Protocol
 
+import torch
+import torch.distributed as dist
+
 from cephalo_cli.artifacts.profile import UnitKind
 from cephalo_cli.runtime.device import DeviceClock
 from cephalo_cli.runtime.process import ProcessContext
 
-__all__ = ["Clock", "Point", "Samples", "Sweep", "Workload", "compute_clock", "microbatch_sizes", "oddities", "spread"]
+__all__ = [
+    "Clock",
+    "Point",
+    "Samples",
+    "Sweep",
+    "Workload",
+    "compute_clock",
+    "largest_of_ranks",
+    "microbatch_sizes",
+    "oddities",
+    "spread",
+]
 
 Clock = Callable[[], float]
 """Seconds; a reading waits until the device has finished."""
 
 SHORTEST_S = 0.05
 """Work is repeated within one measurement until it lasts this long."""
-MOST_REPEATS = 50
+MOST_REPEATS = 2000
 """Within one measurement."""
 MOST_PASSES = 15
 FEWEST_PASSES = 3
@@ -78,6 +92,13 @@ def compute_clock(context: ProcessContext) -> Clock:
     if speed is not None and speed <= 1:
         return lambda: time.process_time() / speed
     return DeviceClock(context.device)
+
+
+def largest_of_ranks(context: ProcessContext, value: float) -> float:
+    """The largest of all ranks' values, the same on every rank."""
+    shared = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(shared, dist.ReduceOp.MAX, context.process_group)
+    return float(shared.item())
 
 
 def microbatch_sizes(largest: int) -> list[int]:

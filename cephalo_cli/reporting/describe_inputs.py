@@ -191,25 +191,29 @@ def _network(basis: Basis) -> list[Part]:
         return []
     fits = {"all-gather": network.all_gather, "reduce-scatter": network.reduce_scatter}
     return [
-        Sheet(
-            name="network",
-            title=f"Collectives ({network.algorithm}, {network.method})",
-            columns=(
-                Column(key="collective", title="collective"),
-                Column(key="latency_s", title="latency", kind="seconds"),
-                Column(key="bandwidth_bytes_per_s", title="busiest rank", kind="link"),
-                Column(key="residual", title="misses by", kind="percent"),
-                Column(key="num_points", title="points", kind="count"),
-            ),
-            rows=tuple(
-                {
-                    "collective": name,
-                    "latency_s": fit.latency_s,
-                    "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s,
-                    "residual": fit.residual,
-                    "num_points": len(fit.points),
-                }
-                for name, fit in fits.items()
-            ),
+        without_empty_columns(
+            Sheet(
+                name="network",
+                title=f"Collectives ({network.algorithm}, {network.method})",
+                columns=(
+                    Column(key="collective", title="collective"),
+                    Column(key="latency_s", title="latency", kind="seconds"),
+                    Column(key="bandwidth_bytes_per_s", title="busiest rank", kind="link"),
+                    Column(key="resolved", title="resolved"),
+                    Column(key="residual", title="misses by", kind="percent"),
+                    Column(key="num_points", title="points", kind="count"),
+                ),
+                rows=tuple(
+                    {
+                        "collective": name,
+                        "latency_s": fit.latency_s,
+                        "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s,
+                        "resolved": "no: at least this" if fit.bandwidth_is_bound else None,
+                        "residual": fit.residual,
+                        "num_points": len(fit.points),
+                    }
+                    for name, fit in fits.items()
+                ),
+            )
         )
     ]

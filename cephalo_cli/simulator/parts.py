@@ -45,6 +45,10 @@ class Part:
     """Fraction of each action's seconds that is forward (recomputed forwards count as backward)."""
     moving_s: tuple[float, ...]
     """Seconds of the compute lane that moving each collective's bytes takes (cpu devices)."""
+    issue_s: tuple[float, ...]
+    """Seconds this rank takes to issue each collective, in which it does not compute (cpu devices)."""
+    stall_s: tuple[float, ...]
+    """Seconds this rank does not compute for each collective that runs already (cpu devices)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +144,8 @@ def _part(
             one = optimizer_s(plan, choice) * slowness
         seconds.append(one)
         forward.append(fraction)
+    moving = [_moving_s(plan, choice, times, each) for each in program.collectives]
+    issue_part, stall_part = device.collective_issue_part or 0.0, device.collective_stall_part or 0.0
     return Part(
         ranks=tuple(ranks),
         choice=choice,
@@ -147,7 +153,9 @@ def _part(
         program=program,
         seconds=tuple(seconds),
         forward=tuple(forward),
-        moving_s=tuple(_moving_s(plan, choice, times, each) for each in program.collectives),
+        moving_s=tuple(max(0.0, 1.0 - issue_part - stall_part) * each for each in moving),
+        issue_s=tuple(issue_part * each for each in moving),
+        stall_s=tuple(stall_part * each for each in moving),
     )
 
 
@@ -176,9 +184,10 @@ def _copy_s(plan: Plan, device: DeviceProfile, choice: RankChoice, action: Copy)
 
 
 def _collective_s(times: CollectiveTimes, collective: Collective, parts: Sequence[Part]) -> float:
-    """Seconds of a collective; no shorter than what any rank spends on moving its bytes."""
+    """Seconds of a collective; no shorter than what any rank spends on it from then on."""
     seconds = (times.gather_s if collective.is_gather else times.reduce_s)[collective.unit]
-    return max([seconds, *(part.moving_s[collective.index] for part in parts)])
+    index = collective.index
+    return max([seconds, *(part.moving_s[index] + part.stall_s[index] for part in parts)])
 
 
 def _moving_s(plan: Plan, choice: RankChoice, times: CollectiveTimes, collective: Collective) -> float:

@@ -10,7 +10,9 @@ Note: moving bytes on the cores that compute
     On cpu devices a rank spends ``moving_s`` of its compute lane on a collective that lasts D, spread evenly: while the
     collective runs, its compute goes on at the rate ``1 - moving_s / D``. Compute that covers the whole collective thus
     takes ``moving_s`` longer, as in the closed form; a rank that idles meanwhile loses nothing, because D was measured
-    with the moving inside. What is charged and what falls into idle time add up to ``moving_s``.
+    with the moving inside. What is charged and what falls into idle time add up to ``moving_s``. Issuing the collective
+    (its place is allocated, the rank's own part is copied there) comes before, for ``issue_s``; and for ``stall_s`` the
+    rank does not compute although the collective runs, because its threads get the cores in turns. Both are waits.
 
 Note: what a wait is for
     A rank that stands still waits for a gather, a reduction, a copy, or at the end of the step for the slowest
@@ -207,11 +209,24 @@ class _Player:
                 continue
             elif isinstance(action, Optimize):
                 self.now += seconds
+            elif isinstance(action, Issue):
+                start = self._issue(action.collective)
             start_s.append(start)
             end_s.append(self.now)
             if isinstance(action, Issue):
-                break
+                return start
         return self.now
+
+    def _issue(self, collective: int) -> float:
+        """Issue a collective and stand still as long as it takes; return when it is issued."""
+        begin, part = self.now, self.play.part
+        issued = self._finish(begin, part.issue_s[collective])
+        self.now = self._finish(issued, part.stall_s[collective])
+        if self.setting.collectives[collective].is_gather:
+            self.play.wait.gather += self.now - begin
+        else:
+            self.play.wait.reduce += self.now - begin
+        return issued
 
     def _wait(self, collective: int, starts: Sequence[float], ends: Sequence[float]) -> None:
         """Wait for a collective's end."""

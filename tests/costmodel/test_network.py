@@ -10,7 +10,7 @@ from cephalo_cli.artifacts import Cluster
 from cephalo_cli.artifacts.cluster import DeviceType, Link, Node
 from cephalo_cli.artifacts.profile import CollectiveFit, NetworkProfile
 from cephalo_cli.costmodel import network_from_links
-from cephalo_cli.costmodel.network import Algorithm, busiest_fraction, collective_s, handled_fraction
+from cephalo_cli.costmodel.network import Algorithm, busiest_fraction, collective_s, handled_fraction, placed_fraction
 
 ALGORITHMS: tuple[Algorithm, ...] = ("direct", "ring")
 shares = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=8).filter(lambda parts: sum(parts) > 0.01)
@@ -50,11 +50,15 @@ def test_what_ranks_handle_adds_up(parts: list[float], algorithm: Algorithm) -> 
     number = len(parts)
     normalised = [part / sum(parts) for part in parts]
     handled = [handled_fraction(algorithm, number, share) for share in normalised]
-    assert sum(handled) == pytest.approx(2 * (number - 1)), "every element reaches n - 1 ranks: sent and received"
+    placed = [placed_fraction(algorithm, number, share) for share in normalised]
+    moved = [whole - own for whole, own in zip(handled, placed, strict=True)]
+    assert sum(moved) == pytest.approx(2 * (number - 1)), "every element reaches n - 1 ranks: sent and received"
+    assert sum(placed) == pytest.approx(1.0 if algorithm == "direct" else 0.0), "and is put in its place once"
 
 
 def test_a_rank_alone_handles_nothing() -> None:
     assert [handled_fraction(algorithm, 1, 1.0) for algorithm in ALGORITHMS] == [0.0, 0.0]
+    assert [placed_fraction(algorithm, 1, 1.0) for algorithm in ALGORITHMS] == [0.0, 0.0]
 
 
 def test_a_collective_takes_its_latency_and_its_bytes() -> None:

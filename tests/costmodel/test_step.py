@@ -176,10 +176,10 @@ def test_a_schedule_with_a_reduction_dtype_of_its_own_reduces_in_it() -> None:
 
 
 def test_cpu_ranks_move_what_they_send_and_receive_on_their_own_cores() -> None:
-    # three ranks, direct: a rank with share s sends 2 s and receives 1 - s
+    # three ranks, direct: a rank with share s sends 2 s, receives 1 - s and puts its own s in its place
     choices = [choice("x", [1], 0.5), choice("y", [1], 0.3), choice("x", [], 0.2)]
     profile = basis(3, num_layers=1, bandwidth=1e9, collective_compute_s_per_byte=0.001)
-    moved = {"x": 0.001 * 1.5, "y": 0.001 * 1.3}
+    moved = {"x": 0.001 * 2.0, "y": 0.001 * 1.6}
     f = {each: {kind: forward(each, kind, [1]) for kind in ("embedding", "block", "head")} for each in "xy"}
     b = {each: {kind: backward(each, kind, [1]) for kind in ("embedding", "block", "head")} for each in "xy"}
 
@@ -202,7 +202,7 @@ def test_moving_follows_algorithm_share_and_schedule() -> None:
         profile = basis(3, algorithm=algorithm, collective_compute_s_per_byte=2.0)
         return moving_s_per_byte(profile, choice("x", [], share), 3, name)
 
-    assert moving("direct", 0.25, "layer-major") == pytest.approx(2 * (0.75 + 2 * 0.25))
+    assert moving("direct", 0.25, "layer-major") == pytest.approx(2 * (0.75 + 0.25 + 2 * 0.25))
     assert moving("ring", 0.25, "microbatch-major") == pytest.approx(2 * (0.75 + 0.75))
     assert moving("direct", 1.0, "replicated") == pytest.approx(2 * 2 * (2 / 3 + 2 / 3))
     assert moving("ring", 1.0, "replicated") == pytest.approx(2 * 2 * (2 / 3 + 2 / 3))

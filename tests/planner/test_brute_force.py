@@ -155,7 +155,7 @@ class ShareProgram:
                 add(-1.0, {rank: -1.0, w: -1.0})
                 if self.direct:
                     add(0.0, {rank: n - 1.0, w: -1.0})
-            handled = (1.0, n - 2.0) if self.direct else (2.0, -2.0)
+            handled = (1.0, n - 1.0) if self.direct else (2.0, -2.0)
             for index, (kind, (_, _, moved)) in enumerate(zip(self.kind, self.stages, strict=True)):
                 cost = self.moving(choice.device) * moved
                 add(-compute[kind] - cost * handled[0], {rank: cost * handled[1], n + index: -1.0})

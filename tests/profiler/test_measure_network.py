@@ -29,19 +29,30 @@ def test_a_fit_finds_latency_and_bandwidth_over_unequal_shares(latency_s: float,
     assert fit.latency_s == pytest.approx(latency_s, rel=1e-6, abs=1e-12)
     assert fit.bandwidth_bytes_per_s == pytest.approx(bandwidth, rel=1e-6)
     assert fit.residual == pytest.approx(0.0, abs=1e-6)
+    assert fit.bandwidth_is_bound is None
     assert collective_s(fit, 10**6, busiest_fraction("direct", SHARES[1])) == pytest.approx(fit.points[6].seconds)
 
 
-def test_a_fit_is_never_negative_and_states_its_residual() -> None:
+def test_a_bandwidth_that_the_points_do_not_show_is_the_least_they_allow_and_says_so() -> None:
     falling = [
         CollectivePoint(unit_bytes=size, shares=(0.5, 0.5), seconds=seconds)
         for size, seconds in ((10**4, 4e-3), (10**5, 3e-3), (10**6, 2e-3))
     ]
     fit = fit_collective(falling)
     assert fit.latency_s > 0
-    assert fit.bandwidth_bytes_per_s == 1e15
+    assert fit.bandwidth_is_bound
     assert fit.residual is not None
     assert fit.residual > 0.1
+    most = 5e5
+    assert most / fit.bandwidth_bytes_per_s == pytest.approx(fit.residual * fit.latency_s)
+
+
+def test_points_that_do_not_depend_on_size_at_all_give_no_endless_bandwidth() -> None:
+    level = [CollectivePoint(unit_bytes=size, shares=(0.5, 0.5), seconds=1e-3) for size in SIZES]
+    fit = fit_collective(level)
+    assert fit.bandwidth_is_bound
+    assert fit.latency_s == pytest.approx(1e-3)
+    assert fit.bandwidth_bytes_per_s == pytest.approx(5e6 / (0.01 * 1e-3), rel=1e-6)
 
 
 def test_measured_shares_are_equal_and_as_plans_have_them() -> None:
