@@ -136,26 +136,30 @@ class _Rehearsal:
         self._group, self._compute = context.process_group, context.compute
         self._runners = [UnitRunner(model, "block", compute, context.device) for _ in range(2)]
         self._samples = [runner.inputs(1, num_tokens) for runner in self._runners]
-        sizes = {"block": len(self._runners[0].flat)}
-        sizes |= {
-            unit.kind: min(unit.num_parameters, most_elements) for unit in model_units(model) if unit.kind != "block"
-        }
+        sizes: dict[str, int] = {"block": len(self._runners[0].flat), _grad("block"): len(self._runners[0].flat_grad)}
+        for unit in model_units(model):
+            if unit.kind != "block":
+                sizes[unit.kind] = min(unit.num_parameters, most_elements)
+                sizes[_grad(unit.kind)] = min(unit.num_trained, most_elements)
         self._layouts = {
-            kind: BufferLayout(ranges=shard_ranges(size, shares), gather_dtype=compute, reduce_dtype=state)
-            for kind, size in sizes.items()
+            name: BufferLayout(ranges=shard_ranges(size, shares), gather_dtype=compute, reduce_dtype=state)
+            for name, size in sizes.items()
         }
-        self._own = {kind: layout.ranges[context.rank] for kind, layout in self._layouts.items()}
+        self._own = {name: layout.ranges[context.rank] for name, layout in self._layouts.items()}
         self._moves = ShardedCollectives(context.process_group, context.device, self._layouts)
         num_blocks = min(MOST_BLOCKS, model.num_layers)
-        shard_bytes = 2 * len(self._own["block"]) * state.itemsize
+        shard_bytes = (len(self._own["block"]) + len(self._own[_grad("block")])) * state.itemsize
         if most_bytes is not None and shard_bytes:
             num_blocks = max(1, min(num_blocks, most_bytes // shard_bytes))
         self.num_blocks = -int(largest_of_ranks(context, -float(num_blocks)))
-        self._shards = [torch.zeros(len(self._own["block"]), dtype=state) for _ in range(2 * self.num_blocks)]
-        self._end_shards = {kind: torch.zeros(len(self._own[kind]), dtype=state) for kind in ENDS}
-        elements = sizes["block"] * model.num_layers * (2 * compute.itemsize + state.itemsize)
-        elements += sum(sizes[kind] for kind in ENDS) * (compute.itemsize + state.itemsize)
-        self.handled_bytes = elements * handled_fraction("direct", context.world_size, shares[context.rank])
+        blocks = range(self.num_blocks)
+        self._shards = {
+            name: [torch.zeros(len(own), dtype=state) for _ in (blocks if name in ("block", _grad("block")) else (0,))]
+            for name, own in self._own.items()
+        }
+        num_bytes = model.num_layers * (2 * sizes["block"] * compute.itemsize + sizes[_grad("block")] * state.itemsize)
+        num_bytes += sum(sizes[kind] * compute.itemsize + sizes[_grad(kind)] * state.itemsize for kind in ENDS)
+        self.handled_bytes = num_bytes * handled_fraction("direct", context.world_size, shares[context.rank])
         """Bytes this rank handles in a step of the whole model."""
         self.issue_s = 0.0
         """CPU seconds of the computing thread for issuing in the last run."""
@@ -187,7 +191,7 @@ class _Rehearsal:
                 reducing.wait()
             if moves:
                 issued = time.thread_time()
-                reducing = self._moves.reduce_scatter("block", grad, self._shards[self.num_blocks + block])
+                reducing = self._moves.reduce_scatter(_grad("block"), grad, self._shards[_grad("block")][block])
                 self.issue_s += time.thread_time() - issued
         if reducing is not None:
             reducing.wait()
@@ -200,9 +204,10 @@ class _Rehearsal:
         for kind in ENDS:
             layout = self._layouts[kind]
             whole = torch.empty(layout.num_elements, dtype=layout.gather_dtype)
-            self._gather(kind, whole, self._end_shards[kind]).wait()
-            whole_grad = torch.zeros(layout.num_elements, dtype=layout.reduce_dtype)
-            self._moves.reduce_scatter(kind, whole_grad, self._end_shards[kind]).wait()
+            self._gather(kind, whole, self._shards[kind][0]).wait()
+            name = _grad(kind)
+            whole_grad = torch.zeros(self._layouts[name].num_elements, dtype=layout.reduce_dtype)
+            self._moves.reduce_scatter(name, whole_grad, self._shards[name][0]).wait()
             dist.all_reduce(torch.zeros(3, dtype=torch.float64), group=self._group)
         return time.process_time() - start
 
@@ -212,7 +217,7 @@ class _Rehearsal:
 
     def _gather_block(self, block: int, position: int) -> Pending:
         start = time.thread_time()
-        pending = self._gather("block", self._runners[position % 2].flat, self._shards[block])
+        pending = self._gather("block", self._runners[position % 2].flat, self._shards["block"][block])
         self.issue_s += time.thread_time() - start
         return pending
 
@@ -237,3 +242,8 @@ class _Rehearsal:
             runner.fold_gradients()
             arguments[0].grad = None
         self.compute_s += time.perf_counter() - start
+
+
+def _grad(kind: UnitKind) -> str:
+    """Name of the buffer that holds the gradient of what is trained in a unit."""
+    return f"{kind} gradient"
