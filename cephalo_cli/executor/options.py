@@ -29,8 +29,6 @@ __all__ = [
 
 Engine = Literal["cephalo", "fsdp2", "ddp"]
 OptimizerName = Literal["adamw", "sgd"]
-TRAINABLE_FAMILIES = ("gpt", "llama")
-"""Families that `cephalo_cli.models` has modules for; told here so that nothing need load torch to refuse."""
 ExportDtype = Literal["float32", "bfloat16", "float16"]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -195,12 +193,6 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
 
 
 def _check_plan(plan: Plan) -> None:
-    if plan.model.family not in TRAINABLE_FAMILIES:
-        raise UsageError(
-            f"models of family {plan.model.family!r} can be planned and simulated, but not trained yet",
-            where="model.family",
-            hint=f"{' and '.join(TRAINABLE_FAMILIES)} models can be trained",
-        )
     longest = plan.model.max_seq_len
     if longest is not None and plan.seq_len > longest:
         raise UsageError(

@@ -22,10 +22,6 @@ def options(**changes: Any) -> TrainOptions:
 
 
 REFUSED: dict[str, tuple[Plan, TrainOptions]] = {
-    "models of family 'bert' can be planned and simulated, but not trained yet": (
-        make_plan(make_model("bert"), [[1]]),
-        options(),
-    ),
     "the plan's sequences have 17 tokens, model tiny-gpt takes at most 16": (
         make_plan(MODEL, [[1]], seq_len=17),
         options(),
