@@ -38,6 +38,12 @@ KINDS: Mapping[str, type[Envelope]] = {
 UPGRADES: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """From a version to the function that brings a document to the next one."""
 
+MAKERS: Mapping[tuple[str, str], str] = {
+    ("cluster", "profile"): "cephalo profile {path} --model MODEL --seq-len N -o PROFILE.json",
+    ("profile", "plan"): "cephalo plan {path} --batch-size N -o PLAN.json",
+}
+"""The command that makes what was expected of what was given."""
+
 STANDARD_STREAM = "-"
 
 A = TypeVar("A", bound=Envelope)
@@ -199,9 +205,10 @@ def json_schema(kind: str) -> dict[str, Any]:
 def _expect(artifact: Envelope, kind: type[A], path: str | Path) -> A:
     if not isinstance(artifact, kind):
         wanted = cast("str", kind.model_fields["kind"].default)
-        raise ArtifactError(
-            f"found a {artifact.kind}, expected a {wanted}", where=_name(path), hint=f"give a {wanted} file here"
-        )
+        hint = f"give a {wanted} file here"
+        if (artifact.kind, wanted) in MAKERS and str(path) != STANDARD_STREAM:
+            hint = f"{MAKERS[artifact.kind, wanted].format(path=path)} makes one"
+        raise ArtifactError(f"found a {artifact.kind}, expected a {wanted}", where=_name(path), hint=hint)
     return artifact
 
 

@@ -24,6 +24,8 @@ MAX_KEYS = 100_000
 MAX_INTEGER_DIGITS = 19
 """Enough for every integer below 2^63."""
 
+GZIP_MARK = b"\x1f\x8b"
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -40,6 +42,8 @@ def parse(raw: bytes, where: str) -> Any:
     """
     if len(raw) > MAX_FILE_BYTES:
         refuse_size(where)
+    if raw.startswith(GZIP_MARK):
+        raise ArtifactError("is compressed, expected JSON as it is", where=where, hint="gunzip it first")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

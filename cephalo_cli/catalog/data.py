@@ -114,7 +114,7 @@ def find(name: str, records: Mapping[str, R], aliases: Callable[[R], Iterable[st
     names = {other: key for key, record in records.items() for other in (key, *aliases(record))}
     if wanted in names:
         return names[wanted]
-    hint = nearest(wanted, names) or f"known: {', '.join(records)}"
+    hint = nearest(wanted, names) or f"cephalo catalog {what}s lists them"
     raise ArtifactError(f"the catalog has no {what} {name!r}", where=where, hint=hint)
 
 

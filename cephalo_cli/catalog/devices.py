@@ -3,7 +3,7 @@
 import re
 
 from cephalo_cli.artifacts.cluster import Cluster, DeviceType, Link, Node
-from cephalo_cli.catalog.data import DeviceRecord, Pcie, device_records, find, pcie_rates
+from cephalo_cli.catalog.data import DeviceRecord, Pcie, device_records, find, normal, pcie_rates
 from cephalo_cli.errors import ArtifactError, UsageError
 
 __all__ = ["cluster_from_gpus", "device", "device_record", "resolve_cluster"]
@@ -14,6 +14,7 @@ BOARD_LATENCY_S = 5e-6
 """The same over links between the devices of one board."""
 NETWORK = Link(bandwidth_bytes_per_s=1.25e9, latency_s=50e-6)
 """Ten-gigabit Ethernet; one node never uses it."""
+_TIMES = re.compile(r"(\d{1,5})\s*x\s*(.+)|(.+?)\s*x\s*(\d{1,5})", re.IGNORECASE)
 _GROUP = re.compile(r"([^:,]+?)(?::(\d{1,5}))?")
 
 
@@ -75,6 +76,7 @@ def cluster_from_gpus(text: str) -> Cluster:
             raise UsageError(
                 f"{part.strip()!r} is not a device with a count", where="--gpus", hint="write it like l4:2,a6000,p40"
             )
+        _refuse_times(match[1])
         devices += [_find(match[1], "--gpus")] * int(match[2] or 1)
     types = {name: device(name) for name in dict.fromkeys(devices)}
     return Cluster(
@@ -83,6 +85,14 @@ def cluster_from_gpus(text: str) -> Cluster:
         nodes=(Node(name="node0", devices=tuple(devices), link=_default_link(devices)),),
         network=NETWORK,
     )
+
+
+def _refuse_times(text: str) -> None:
+    """Refuse ``2x3090`` and ``3090x2``, which many write, with the form that is read."""
+    match = _TIMES.fullmatch(text.strip())
+    name, count = (match[2] or match[3], match[1] or match[4]) if match else ("", "")
+    if match and normal(name) in {other for key, each in device_records().items() for other in (key, *each.aliases)}:
+        raise UsageError(f"{text.strip()!r} is not a device with a count", where="--gpus", hint=f"write {name}:{count}")
 
 
 def _default_link(devices: list[str]) -> Link:

@@ -163,13 +163,23 @@ class Question:
             raise UsageError(f"--batch-size is {batch}, expected {expected}")
         return batch
 
+    def _reserve_bytes(self) -> int | None:
+        from cephalo_cli.quantities import parse_bytes
+
+        if self.reserve is None:
+            return None
+        try:
+            return parse_bytes(self.reserve)
+        except UsageError as error:
+            error.where = "--reserve"
+            raise
+
     def _settings(self) -> "PlanSettings":
         from cephalo_cli.artifacts.plan import PlanSettings
-        from cephalo_cli.quantities import parse_bytes
 
         return PlanSettings(
             memory_fraction=self.memory_fraction,
-            reserve_bytes=None if self.reserve is None else parse_bytes(self.reserve),
+            reserve_bytes=self._reserve_bytes(),
             recompute=self.recompute,
             offload=self.offload,
             microbatch_size=self.microbatch_size,
@@ -267,7 +277,7 @@ class Question:
             (
                 not 0.0 < self.memory_fraction <= 1.0,
                 f"--memory-fraction is {self.memory_fraction:g}, expected a number above 0 and at most 1",
-                None,
+                f"{self.memory_fraction / 100:g} is {self.memory_fraction:g} %" if self.memory_fraction > 1 else None,
             ),
             (
                 self.time_limit is not None and not 0.0 < self.time_limit < math.inf,

@@ -103,7 +103,7 @@ USAGE = {
     ),
     "memory fraction": (
         ("plan", "p.json", "-b", "8", "--memory-fraction", "1.5"),
-        "--memory-fraction is 1.5, expected a number above 0 and at most 1",
+        "--memory-fraction is 1.5, expected a number above 0 and at most 1 (0.015 is 1.5 %)",
     ),
     "offload without recompute": (
         ("plan", "p.json", "-b", "8", "--recompute", "off", "--offload", "on"),

@@ -1,0 +1,322 @@
+"""The likeliest mistakes: each gives one line that says what is wrong, what was expected, and what to do."""
+
+import gzip
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import cephalo
+
+CLUSTER = "examples/clusters/laptop-mixed.json"
+MODEL = "examples/models/gpt-10m.json"
+PROFILE = "profiles/laptop-mixed.json"
+PLAN = "plans/laptop-mixed.json"
+GPUS = ("--model", "gpt2", "--seq-len", "512", "--batch-size", "8")
+TRAIN = ("--data", "random", "--steps", "2")
+
+MISTAKES: dict[str, tuple[tuple[str, ...], int, str]] = {
+    # files in the wrong place
+    "a cluster given as profile": (
+        ("plan", CLUSTER, "-b", "8"),
+        3,
+        (
+            f"{CLUSTER}: found a cluster, expected a profile"
+            f" (cephalo profile {CLUSTER} --model MODEL --seq-len N -o PROFILE.json makes one)"
+        ),
+    ),
+    "a profile given as plan": (
+        ("train", PROFILE, *TRAIN),
+        3,
+        f"{PROFILE}: found a profile, expected a plan (cephalo plan {PROFILE} --batch-size N -o PLAN.json makes one)",
+    ),
+    "a report given to train": (
+        ("train", "{at}/report.json", *TRAIN),
+        3,
+        "{at}/report.json: found a report, expected a plan (give a plan file here)",
+    ),
+    "a plan given as profile": (
+        ("plan", PLAN, "-b", "8"),
+        3,
+        f"{PLAN}: found a plan, expected a profile (give a profile file here)",
+    ),
+    "files in the wrong order": (
+        ("profile", MODEL, "--model", CLUSTER, "--seq-len", "8"),
+        3,
+        f"{CLUSTER}: found a cluster, expected a model (give a model file here)",
+    ),
+    "a misspelt file": (
+        ("plan", "profiles/laptop-mixd.json", "-b", "8"),
+        3,
+        f"profiles/laptop-mixd.json: no such file (did you mean '{PROFILE}'?)",
+    ),
+    "a folder given for a file": (("plan", "profiles", "-b", "8"), 3, "profiles: is a folder, expected a file"),
+    "an empty file": (("show", "{at}/empty.json"), 3, "{at}/empty.json: is empty, expected a JSON object"),
+    "a compressed file": (
+        ("show", "{at}/plan.json.gz"),
+        3,
+        "{at}/plan.json.gz: is compressed, expected JSON as it is (gunzip it first)",
+    ),
+    "a file cut off": (
+        ("show", "{at}/cut.json"),
+        3,
+        "{at}/cut.json: is cut off: expecting value at line 1, column 10",
+    ),
+    "no JSON at all": (("show", "README.md"), 3, "README.md: is not JSON: expecting value at line 1, column 1"),
+    "another program's JSON": (
+        ("show", "{at}/other.json"),
+        3,
+        "{at}/other.json: kind: is missing, expected 'cluster', 'model', 'profile', 'plan' or 'report'",
+    ),
+    # where results go
+    "a result that exists": (
+        ("simulate", PLAN, "-o", PLAN),
+        3,
+        f"{PLAN}: exists already (--force overwrites it)",
+    ),
+    "a folder as result": (
+        ("simulate", PLAN, "-o", "plans"),
+        3,
+        "plans: is a folder, expected a file name (give a file name with -o)",
+    ),
+    "a folder that nothing can be written to": (
+        ("simulate", PLAN, "-o", "/proc/nothing/report.json"),
+        3,
+        "/proc/nothing/report.json: cannot be written: no such file or directory (give another path with -o)",
+    ),
+    "a picture of an unknown kind": (
+        ("show", PLAN, "--plot", "{at}/plan.jpg"),
+        2,
+        "'{at}/plan.jpg' is neither .png nor .svg (give the picture one of these endings)",
+    ),
+    # devices and models by name
+    "a typo in a GPU's name": (
+        ("plan", "--gpus", "rtx-3900:2", *GPUS),
+        3,
+        "--gpus: the catalog has no device 'rtx-3900' (did you mean 'rtx-3090'?)",
+    ),
+    "a GPU that nobody knows": (
+        ("plan", "--gpus", "warpdrive", *GPUS),
+        3,
+        "--gpus: the catalog has no device 'warpdrive' (cephalo catalog devices lists them)",
+    ),
+    "no GPU of a kind": (
+        ("plan", "--gpus", "l4:0", *GPUS),
+        2,
+        "--gpus: 'l4:0' is not a device with a count (write it like l4:2,a6000,p40)",
+    ),
+    "fewer than no GPUs": (
+        ("plan", "--gpus", "l4:-2", *GPUS),
+        2,
+        "--gpus: 'l4:-2' is not a device with a count (write it like l4:2,a6000,p40)",
+    ),
+    "a count in front": (
+        ("plan", "--gpus", "2x3090", *GPUS),
+        2,
+        "--gpus: '2x3090' is not a device with a count (write 3090:2)",
+    ),
+    "a count with times": (
+        ("plan", "--gpus", "l4 x4", *GPUS),
+        2,
+        "--gpus: 'l4 x4' is not a device with a count (write l4:4)",
+    ),
+    "a typo in a model's name": (
+        ("plan", "--gpus", "l4", "--model", "lamma-7b", "--seq-len", "512", "-b", "8"),
+        3,
+        "--model: the catalog has no model 'lamma-7b' (did you mean 'llama-7b'?)",
+    ),
+    "a dtype by its nickname": (
+        ("plan", "--gpus", "l4", *GPUS, "--dtype", "bf16"),
+        2,
+        "--dtype is 'bf16', expected 'float32', 'bfloat16' or 'float16' (did you mean 'bfloat16'?)",
+    ),
+    "a dtype that a GPU cannot run": (
+        ("plan", "--gpus", "p40,l4", *GPUS, "--dtype", "bfloat16"),
+        2,
+        (
+            "--dtype: 'p40' cannot run bfloat16; it runs float16, float32"
+            " (all devices of the cluster run float32 and float16)"
+        ),
+    ),
+    "measuring GPUs that are only named": (
+        ("profile", "--gpus", "l4:2", "--model", MODEL, "--seq-len", "8"),
+        2,
+        (
+            "--gpus names devices of the catalog, which this machine need not have"
+            " (add --estimate, or measure with a CLUSTER file)"
+        ),
+    ),
+    # numbers
+    "a batch of nothing": (("plan", PROFILE, "-b", "0"), 2, "--batch-size is 0, expected at least 1"),
+    "a negative batch": (("plan", PROFILE, "-b", "-3"), 2, "--batch-size is -3, expected at least 1"),
+    "no batch": (("plan", PROFILE), 2, "--batch-size is missing (a number, auto or max)"),
+    "GB misspelt": (
+        ("plan", PROFILE, "-b", "8", "--reserve", "24G"),
+        2,
+        "--reserve: '24G' is not a size (write it like 24GiB, 24GB or 1500000000)",
+    ),
+    "a percentage for a fraction": (
+        ("plan", PROFILE, "-b", "8", "--memory-fraction", "90"),
+        2,
+        "--memory-fraction is 90, expected a number above 0 and at most 1 (0.9 is 90 %)",
+    ),
+    "a sequence above the model's longest": (
+        ("plan", "--gpus", "l4", "--model", "gpt2", "--seq-len", "4096", "-b", "8"),
+        2,
+        "--seq-len is 4096, but gpt2 takes at most 1024 tokens (shorten it, or raise the model's max_seq_len)",
+    ),
+    "no sequence length": (
+        ("plan", "--gpus", "l4", "--model", "gpt2", "-b", "8"),
+        2,
+        "--seq-len is missing: how many tokens has one sample? (such as --seq-len 1024)",
+    ),
+    "no steps": (
+        ("train", PLAN, "--data", "random", "--steps", "0"),
+        2,
+        "--steps is 0, expected at least 1 (cephalo train --help lists the options)",
+    ),
+    "words for a number": (
+        ("train", PLAN, *TRAIN, "--lr", "fast"),
+        2,
+        "--lr is fast, expected a number (cephalo train --help lists the options)",
+    ),
+    # names of options, strategies, values
+    "a misspelt strategy": (
+        ("plan", PROFILE, "-b", "8", "--strategy", "fdsp"),
+        2,
+        (
+            "--strategy is 'fdsp', expected 'cephalo', 'fsdp', 'compute-balanced', 'memory-balanced', 'whale', 'poplar'"
+            " or 'all' (did you mean 'fsdp'?)"
+        ),
+    ),
+    "a misspelt option": (
+        ("train", PLAN, "--dta", "random"),
+        2,
+        "--dta is no option of cephalo train (did you mean --data?)",
+    ),
+    "a misspelt command": (("simulat", PLAN), 2, "No such command 'simulat' (did you mean 'simulate'?)"),
+    "one argument too many": (
+        ("train", PLAN, "plans/home-lab.json", *TRAIN),
+        2,
+        "unexpected argument plans/home-lab.json (cephalo train --help lists the options)",
+    ),
+    "a misspelt device in --set": (
+        ("simulate", PLAN, "--set", "device_types.cpu-8.memory_bytes=1GiB"),
+        2,
+        "the plan has no value 'device_types.cpu-8.memory_bytes' (did you mean 'device_types.cpu-80.memory_bytes'?)",
+    ),
+    "a rank that is not there": (
+        ("simulate", PLAN, "--straggler", "4:2"),
+        2,
+        "there is no rank 4 (the plan has ranks 0 to 3)",
+    ),
+    # data and checkpoints
+    "data that is not there": (
+        ("train", PLAN, "--data", "corpus.txt", "--steps", "2"),
+        3,
+        "--data corpus.txt: no such file or folder (python-stdlib is text on every machine)",
+    ),
+    "too little data": (
+        ("train", PLAN, "--data", "{at}/tiny.txt", "--steps", "2"),
+        2,
+        (
+            "--data: the data has 1 samples, one step takes 32"
+            " (give more text, or plan a smaller batch or shorter sequences)"
+        ),
+    ),
+    "no checkpoint to resume": (
+        ("train", PLAN, *TRAIN, "--resume", "{at}/nowhere"),
+        3,
+        "{at}/nowhere: no checkpoint here (no checkpoint is complete)",
+    ),
+    "the latest of no folder": (
+        ("train", PLAN, *TRAIN, "--resume", "latest"),
+        2,
+        "--resume latest needs --checkpoint-dir to look in",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def at(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of files that are not what they should be."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    (folder / "empty.json").write_bytes(b"")
+    (folder / "plan.json.gz").write_bytes(gzip.compress(Path(PLAN).read_bytes()))
+    (folder / "cut.json").write_text('{"kind": ')
+    (folder / "other.json").write_text(json.dumps({"name": "thing", "version": 1}))
+    (folder / "tiny.txt").write_text("hi\n")
+    assert cephalo("simulate", PLAN, "-o", f"{folder}/report.json", "-q").code == 0
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_one_line_says_what_to_do(name: str, at: str) -> None:
+    arguments, code, message = MISTAKES[name]
+    ran = cephalo(*(argument.replace("{at}", at) for argument in arguments))
+    error = ran.err.splitlines(keepends=True)
+    assert error[-1:] == [f"cephalo: error: {message.replace('{at}', at)}\n"]
+    assert [line for line in error[:-1] if "error" in line] == []
+    assert (ran.code, ran.out) == (code, "")
+
+
+# Launching ------------------------------------------------------------------------------------------------------------
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, **environment: str) -> tuple[int, str]:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ran = cephalo("train", PLAN, *TRAIN, "--timeout", "5")
+    return ran.code, ran.err.splitlines()[-1].removeprefix("cephalo: error: ")
+
+
+def test_a_plan_for_four_ranks_launched_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, error = launched(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    assert code == 2
+    assert error == (
+        "the launcher started 2 processes, cluster 'laptop-mixed' has 4 devices"
+        " (start one process per device; train --elastic plans again for what is there)"
+    )
+
+
+def test_a_launcher_that_says_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, error = launched(monkeypatch, RANK="0", WORLD_SIZE="4")
+    assert code == 2
+    assert error == (
+        "RANK and WORLD_SIZE are set but MASTER_ADDR and MASTER_PORT not"
+        " (use torchrun, or unset RANK and WORLD_SIZE to start local ranks)"
+    )
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody else listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken)}
+    code, error = launched(monkeypatch, RANK="0", WORLD_SIZE="4", LOCAL_RANK="0", LOCAL_WORLD_SIZE="4", **where)
+    assert code == 6
+    assert f"port: {taken}" in error
+    assert "address already in use" in error
+    assert error.endswith(
+        "(MASTER_ADDR and MASTER_PORT say where ranks meet; is the port in use, or closed to this host?)"
+    )
+
+
+def test_a_gigabyte_is_no_gibibyte() -> None:
+    """Both are taken, as both exist; what was understood is shown in GiB."""
+
+    def reserve(size: str) -> str:
+        ran = cephalo("plan", "profiles/home-lab.json", "-b", "8", "--reserve", size)
+        assert ran.code == 0
+        return ran.out
+
+    assert "1.86 GiB" in reserve("2GB")
+    assert "2.00 GiB" in reserve("2GiB")
