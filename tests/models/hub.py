@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 from cephalo_cli.artifacts import Model
 from cephalo_cli.models import build_unit
@@ -52,12 +51,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def make_folder(
     name: str, folder: Path, *, std: float = 0.2, dtype: torch.dtype = torch.float32, **changes: Any
-) -> PreTrainedModel:
+) -> Any:
     """Save a model with random weights; gives the model."""
     config_class, model_class, settings = FAMILIES[name]
     config = getattr(transformers, config_class)(**(settings | changes))
     torch.manual_seed(0)
-    model: PreTrainedModel = getattr(transformers, model_class)(config)
+    model: Any = getattr(transformers, model_class)(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=std)
@@ -66,9 +65,9 @@ def make_folder(
     return model
 
 
-def load_folder(name: str, folder: Path) -> PreTrainedModel:
+def load_folder(name: str, folder: Path) -> Any:
     """Load a folder with ``transformers``."""
-    model: PreTrainedModel = getattr(transformers, FAMILIES[name][1]).from_pretrained(folder)
+    model = getattr(transformers, FAMILIES[name][1]).from_pretrained(folder)
     return model.eval()
 
 
@@ -83,7 +82,7 @@ def some_batch(name: str, *, seed: int = 1) -> TextBatch | ImageBatch:
 
 
 @torch.no_grad()
-def their_logits(model: PreTrainedModel, batch: TextBatch | ImageBatch) -> torch.Tensor:
+def their_logits(model: Any, batch: TextBatch | ImageBatch) -> torch.Tensor:
     """What ``transformers`` makes of a batch."""
     if isinstance(batch, ImageBatch):
         logits: torch.Tensor = model(pixel_values=batch.images_BCHW).logits

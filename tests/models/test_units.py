@@ -12,7 +12,7 @@ from cephalo_cli.artifacts import Model
 from cephalo_cli.errors import UsageError
 from cephalo_cli.models import IGNORED_TARGET, DropoutKey, build_unit, initialise_
 from cephalo_cli.units import model_units
-from tests.models.batches import blank, text
+from tests.models.batches import blank, images, text
 
 
 def make_model(family: str = "gpt", **changes: Any) -> Model:
@@ -43,13 +43,84 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("model", SHAPES.values(), ids=SHAPES)
+ENCODERS = {
+    "bert": make_model("bert"),
+    "bert tied": make_model("bert", tie_embeddings=True),
+    "bert without biases": make_model("bert", linear_bias=False, tie_embeddings=True),
+    "vit": make_model("vit", vocab_size=None, max_seq_len=None, image_size=8, patch_size=4, num_classes=5),
+    "vit, gray, without qkv biases": make_model(
+        "vit",
+        vocab_size=None,
+        max_seq_len=None,
+        image_size=8,
+        patch_size=2,
+        num_classes=5,
+        num_channels=1,
+        qkv_bias=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("model", (SHAPES | ENCODERS).values(), ids=SHAPES | ENCODERS)
 def test_parameters_are_as_many_as_the_units_say(model: Model) -> None:
     with torch.device("meta"):
         for unit in model_units(model):
             module = build_unit(model, unit.kind)
             assert sum(parameter.numel() for parameter in module.parameters()) == unit.num_parameters
             assert all(parameter.is_meta for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("model", ENCODERS.values(), ids=ENCODERS)
+def test_an_encoder_runs_and_every_parameter_gets_a_gradient(model: Model) -> None:
+    modules = make_modules(model, seed=1)
+    if model.family == "vit":
+        size, channels = model.image_size or 0, model.num_channels_or_default
+        pixels = torch.randn(3, channels, size, size, generator=torch.Generator().manual_seed(1))
+        batch: Any = images(pixels, torch.tensor([0, 4, IGNORED_TARGET]))
+    else:
+        tokens_BT = torch.arange(20).view(2, 10)
+        batch = text(tokens_BT, types_BT=tokens_BT % 2)
+    x_BTD = modules[0](batch)
+    for block in modules[1:-1]:
+        x_BTD = block(x_BTD, batch)
+    tied = (modules[0].matrix,) if model.tie_embeddings else ()
+    loss = modules[-1](x_BTD, batch, *tied)
+    loss.backward()
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().max() > 0, name
+    classes = model.num_classes or model.vocab_size or 0
+    assert loss.item() / batch.num_counted == pytest.approx(torch.tensor(float(classes)).log().item(), rel=0.05)
+
+
+def test_every_token_of_an_encoder_sees_a_later_one() -> None:
+    modules = make_modules(make_model("bert"), seed=2)
+    tokens_BT = torch.arange(10).view(1, 10)
+    changed_BT = tokens_BT.clone()
+    changed_BT[0, 7] = 30
+    before, after = (run_blocks(modules, tokens) for tokens in (tokens_BT, changed_BT))
+    assert ((before - after).abs().amax(-1) > 0).all()
+
+
+def test_only_an_embedding_with_a_norm_is_read_by_its_backward() -> None:
+    """What the schedule frees before the backward is what autograd did not keep."""
+    for model in (SHAPES["gpt"], SHAPES["llama"], ENCODERS["bert"], ENCODERS["vit"]):
+        embedding = build_unit(model, "embedding")
+        initialise_(embedding, model, 0, 0)
+        own = {parameter.untyped_storage().data_ptr() for parameter in embedding.parameters()}
+        kept: set[int] = set()
+
+        def keep(tensor: torch.Tensor, kept: set[int] = kept) -> torch.Tensor:
+            kept.add(tensor.untyped_storage().data_ptr())
+            return tensor
+
+        batch: Any = text(torch.arange(20).view(2, 10))
+        if model.family == "vit":
+            batch = images(torch.ones(2, 3, 8, 8), torch.tensor([0, 1]))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            embedding(batch)
+        assert bool(own & kept) == model_units(model)[0].backward_reads, model.family
 
 
 @pytest.mark.parametrize("model", SHAPES.values(), ids=SHAPES)
