@@ -19,6 +19,8 @@ __all__ = ["host_copy", "optimizer_s_per_parameter", "reserve_bytes"]
 
 CPU_MARGIN_BYTES = 32 * 2**20
 """Added to the reserve on CPU: the fragmentation of the heap that long-lived tensors cause."""
+IN_HOST_MEMORY = frozenset({"cpu", "mps"})
+"""Devices without a memory of their own."""
 ACCELERATOR_MARGIN = 0.03
 """Part of an accelerator's memory added to the reserve: the allocator's fragmentation, kernels' workspaces."""
 
@@ -75,8 +77,8 @@ def reserve_bytes(device: torch.device) -> int:
 
 
 def host_copy(device: torch.device, num_bytes: int = 64 * 2**20) -> HostCopy | None:
-    """Measure copies to and from host memory, pinned and pageable; None on CPU, where there is nothing to copy."""
-    if device.type == "cpu":
+    """Measure copies to and from host memory, pinned and pageable; None where the device works in host memory."""
+    if device.type in IN_HOST_MEMORY:
         return None
     clock = DeviceClock(device)
 

@@ -155,15 +155,29 @@ class Sweep:
         self._after_warm_up()
         for number in range(MOST_PASSES):
             start = self._wall_clock()
-            for point in left:
-                forward_s, backward_s = self._time(point, self._counts[point])
-                samples[point].forward_s.append(forward_s)
-                samples[point].backward_s.append(backward_s)
+            for point in list(samples):
+                if point in samples:
+                    self._sample(point, samples)
             now = self._wall_clock()
             self._on_pass(min(1.0, 1 - max(0.0, end - now) / max_seconds))
             if number + 1 >= FEWEST_PASSES and now + (now - start) > end:
                 break
         return samples
+
+    def _sample(self, point: Point, samples: dict[Point, Samples]) -> None:
+        """Measure a point once more; memory that has run out since the warm-up ends its series here."""
+        try:
+            forward_s, backward_s = self._time(point, self._counts[point])
+        except Exception as error:
+            if not self._is_out_of_memory(error) or point.microbatch == 1:
+                raise
+            for other in [each for each in samples if each.kind == point.kind and each >= point]:
+                del samples[other]
+            self.flags[point.kind] = [flag for flag in self.flags[point.kind] if not flag.startswith("ended before")]
+            self._say_ended(point, "out of memory")
+            return
+        samples[point].forward_s.append(forward_s)
+        samples[point].backward_s.append(backward_s)
 
     def _warm_up(self, points: Sequence[Point], max_seconds: float) -> list[Point]:
         """Run every point once, smallest first; leave out what does not fit in memory or would take too long."""

@@ -113,6 +113,21 @@ def test_memory_ends_a_series_cleanly() -> None:
     assert sweep.flags == {"embedding": [], "block": ["ended before microbatch 8: out of memory"], "head": []}
 
 
+def test_memory_that_runs_out_after_the_warm_up_ends_a_series_too() -> None:
+    device = FakeDevice()
+
+    def seconds(point: Point) -> float:
+        if device.runs.get(Point(4, "block"), 0) > 1:
+            device.memory = 3
+        return 0.05 * point.microbatch
+
+    sweep = sweep_of(device, seconds)
+    measured = sweep.run([*points("block", 1, 2, 4, 8), *points("head", 1, 2)], max_seconds=1000)
+    assert [point.microbatch for point in measured if point.kind == "block"] == [1, 2]
+    assert {len(samples.forward_s) for samples in measured.values()} == {MOST_PASSES}
+    assert sweep.flags["block"] == ["ended before microbatch 4: out of memory"]
+
+
 def test_other_errors_are_not_swallowed() -> None:
     def broken(_: Point) -> FakeWork:
         raise ZeroDivisionError
