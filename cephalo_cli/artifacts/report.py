@@ -57,6 +57,8 @@ class RankReport(Value):
     """Bytes it received in reductions in a step."""
     peak_memory_bytes: NumBytes
     """Largest memory in use."""
+    compile_speedup: Annotated[float, Field(gt=0.0)] | None = None
+    """Forward and backward of an uncompiled step over those of a compiled one (measured with ``--compile``)."""
     peak_memory_at: str | None = None
     """Where in the step the peak was, such as ``backward block.3``."""
     memory: Memory | None = None
@@ -123,7 +125,7 @@ class Report(Envelope):
     global_batch_size: PositiveInt
     """Samples of one step."""
     step_s: Seconds
-    """Seconds of one step: the median after the first, warm-up step."""
+    """Seconds of one step: the median after the first, warm-up step; with ``--compile`` after the third."""
     samples_per_s: Annotated[float, Field(ge=0.0)]
     """Throughput in samples."""
     tokens_per_s: Annotated[float, Field(ge=0.0)]

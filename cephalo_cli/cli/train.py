@@ -106,6 +106,9 @@ def command(
     dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="Compute dtype: float32, bfloat16, float16 or float64.")
     ] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Run blocks through torch.compile; the first three steps do not count.")
+    ] = False,
     optimizer_in_backward: Annotated[
         bool,
         typer.Option(
@@ -243,6 +246,7 @@ def command(
         momentum=momentum,
         weight_decay=weight_decay,
         clip=clip or None,
+        compile=compile_,
         optimizer_in_backward=optimizer_in_backward,
         on_nonfinite=on_nonfinite,
         tokenizer=tokenizer,

@@ -1,5 +1,6 @@
 """Engines: what runs a step. This file has what they share, and the one that follows the plan."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,7 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.executor.boundaries import Boundaries
 from cephalo_cli.executor.checkpoint_shards import Shard
+from cephalo_cli.executor.compiled import BlockCompiler
 from cephalo_cli.executor.data import Microbatch
 from cephalo_cli.executor.evaluate import sum_losses
 from cephalo_cli.executor.interpreter import Hooks, StepInterpreter
@@ -159,6 +161,9 @@ class CephaloEngine:
         self.optimizer = ShardOptimizer(self.units, setting.optimizer, context.device, by_unit=updates_early)
         self.scale = LossScale(is_dynamic=self._dtypes.compute == torch.float16)
         self.num_updates = 0
+        self._compiler: BlockCompiler | None = None
+        if setting.options.compile:
+            self._compiler = BlockCompiler(self.units, mine.microbatch_sizes, context.device)
         self._journal = Journal(
             rank=context.rank,
             device=context.device,
@@ -183,7 +188,8 @@ class CephaloEngine:
         """Run one step, see `StepEngine.run_step`."""
         self._journal.begin(samples_memory=step == self._options.num_steps)
         self.optimizer.set_learning_rate(self._options.learning_rate_of(step))
-        numbers = self._interpreter.run(batch, num_tokens=num_tokens, step=step)
+        with contextlib.nullcontext() if self._compiler is None else self._compiler.step():
+            numbers = self._interpreter.run(batch, num_tokens=num_tokens, step=step)
         self.num_updates += numbers.grad_norm is not None
         return numbers, self._journal.finish()
 

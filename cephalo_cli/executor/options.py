@@ -64,6 +64,8 @@ class TrainOptions(DataOptions):
     """Added to the root of the second moment."""
     clip: PositiveFloat | None = 1.0
     """Largest norm of the whole gradient; null never clips."""
+    compile: bool = False
+    """Whether blocks run through torch.compile, from the third step of a run on."""
     optimizer_in_backward: bool = False
     """Whether a unit is updated as soon as its gradient is reduced, before the whole gradient's norm is known."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
@@ -165,6 +167,7 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
     _check_moments(plan, options)
     _check_numbers(options)
     check_data_options(options, plan.model.family)
+    _refuse(options.compile and options.engine != "cephalo", "--compile is for --engine cephalo")
     if options.optimizer_in_backward:
         _check_early_updates(plan, options)
     if options.engine == "cephalo":

@@ -8,6 +8,7 @@ from typing import Literal
 from cephalo_cli.artifacts.base import DType, InputFile
 from cephalo_cli.artifacts.plan import Plan, ScheduleName
 from cephalo_cli.artifacts.report import RankReport, Report, StepReport
+from cephalo_cli.executor.compiled import COMPILING_STEP
 from cephalo_cli.executor.journal import StepTimes
 from cephalo_cli.executor.options import TrainingResult, TrainOptions, microbatch_split
 from cephalo_cli.executor.pace import model_flops_utilization
@@ -36,6 +37,7 @@ class RankSummary:
     gathered_bytes: int | None
     reduced_bytes: int | None
     peak_memory_bytes: int
+    compile_speedup: float | None
     last_step_s: float
     last_events: tuple[Event, ...]
     last_memory: tuple[MemorySample, ...]
@@ -51,10 +53,12 @@ def summarise(
     times: Sequence[StepTimes],
     received_bytes: Sequence[tuple[int, int] | None],
     peak_bytes: int,
+    options: TrainOptions,
 ) -> RankSummary:
-    """Summarise one rank. The first step of a run warms up and counts only where it is the only one."""
-    steps = reports[1:] or reports
-    timed = times[1:] or times
+    """Summarise one rank. The first steps of a run warm up and count only where there are no others."""
+    num_warmup = _num_warmup(options)
+    steps = reports[num_warmup:] or reports[1:] or reports
+    timed = times[num_warmup:] or times[1:] or times
 
     def typical(value: Callable[[StepTimes], float]) -> float:
         return median(value(step) for step in timed)
@@ -72,10 +76,24 @@ def summarise(
         gathered_bytes=None if received is None else received[0],
         reduced_bytes=None if received is None else received[1],
         peak_memory_bytes=peak_bytes,
+        compile_speedup=_compile_speedup(times, num_warmup),
         last_step_s=times[-1].step_s,
         last_events=times[-1].events,
         last_memory=times[-1].memory,
     )
+
+
+def _num_warmup(options: TrainOptions) -> int:
+    """Steps at the start of a run that do not count."""
+    return COMPILING_STEP if options.compile else 1
+
+
+def _compile_speedup(times: Sequence[StepTimes], num_warmup: int) -> float | None:
+    """Forward and backward of the uncompiled second step over those of a compiled one; None where there is none."""
+    compiled = [step.forward_s + step.backward_s for step in times[num_warmup:]]
+    if num_warmup == 1 or not compiled or median(compiled) == 0:
+        return None
+    return (times[1].forward_s + times[1].backward_s) / median(compiled)
 
 
 def make_result(
@@ -90,8 +108,8 @@ def make_result(
     inputs: Sequence[InputFile] = (),
 ) -> TrainingResult:
     """Put the ranks together. Steps take as long as rank 0 says: ranks meet in every step."""
-    step_s = ranks[0].step_s
-    steps = reports[1:] or reports
+    step_s, num_warmup = ranks[0].step_s, _num_warmup(options)
+    steps = reports[num_warmup:] or reports[1:] or reports
     tokens = median(step.tokens for step in steps)
     busiest = max(range(len(ranks)), key=lambda rank: ranks[rank].compute_s)
     report = Report(
@@ -151,4 +169,5 @@ def _rank_report(plan: Plan, options: TrainOptions, rank: int, summary: RankSumm
         gathered_bytes=summary.gathered_bytes,
         reduced_bytes=summary.reduced_bytes,
         peak_memory_bytes=summary.peak_memory_bytes,
+        compile_speedup=summary.compile_speedup,
     )

@@ -356,7 +356,8 @@ def _report(training: _Training) -> TrainingResult | None:
     if not records.reports:
         training.tell_nothing_left()
         return None
-    mine = summarise(records.reports, records.times, records.received_bytes, training.meter.peak_bytes())
+    peak_bytes = training.meter.peak_bytes()
+    mine = summarise(records.reports, records.times, records.received_bytes, peak_bytes, training.options)
     all_ranks = gather_values(mine, context.process_group)
     if context.rank > 0:
         return None

@@ -43,12 +43,16 @@ def describe_report(report: Report) -> list[Part]:
         hardware = f"of the peaks (with recomputed forwards {format_percent(report.hardware_flops_utilization)})"
         used = report.model_flops_utilization
         facts.append(Fact(key="model_flops_utilization", label="FLOPs used", value=used, kind="percent", more=hardware))
+    speedups = [f"{rank.compile_speedup:.2f}" for rank in report.ranks if rank.compile_speedup is not None]
+    if speedups:
+        words = f"blocks run {' '.join(speedups)} times as fast as uncompiled, by rank"
+        facts.append(Fact(key="compile_speedup", label="compiled", value=words))
     told = (("bottleneck", "bottleneck", report.bottleneck), ("difference", "difference", report.difference))
     facts += [Fact(key=key, label=label, value=words) for key, label, words in told if words]
     if report.steps:
         losses = [step.loss for step in report.steps if step.loss is not None]
-        words = f"{losses[0]:.4f} to {losses[-1]:.4f} in {len(report.steps)} steps" if losses else None
-        facts.append(Fact(key="loss", label="loss", value=words))
+        course = f"{losses[0]:.4f} to {losses[-1]:.4f} in {len(report.steps)} steps" if losses else None
+        facts.append(Fact(key="loss", label="loss", value=course))
     title = f"{report.source.capitalize()} step of {report.model_name} on {report.cluster_name}"
     return [Facts(name="report", title=title, facts=tuple(facts)), _times(report), *_memory(report)]
 

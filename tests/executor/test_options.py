@@ -41,6 +41,7 @@ REFUSED: dict[str, tuple[Plan, TrainOptions]] = {
         PLAN,
         options(engine="ddp", microbatch_size=1),
     ),
+    "--compile is for --engine cephalo": (PLAN, options(engine="ddp", compile=True)),
     "--optimizer-in-backward is for --engine cephalo": (
         PLAN,
         options(engine="ddp", optimizer_in_backward=True, clip=None),
