@@ -274,6 +274,8 @@ def command(
         recompute=recompute,
         microbatch_size=microbatch_size,
     )
+    if options.tokenizer != tokenizer:
+        out.note(f"text is tokenised with the tokenizer of {options.tokenizer}")
     if dry_run:
         _show_dry_run(wanted, options, out)
         return
