@@ -276,6 +276,8 @@ def command(
     )
     if options.tokenizer != tokenizer:
         out.note(f"text is tokenised with the tokenizer of {options.tokenizer}")
+    if options.tokenizer != tokenizer:
+        out.note(f"text is tokenised with the tokenizer of {options.tokenizer}")
     if dry_run:
         _show_dry_run(wanted, options, out)
         return
