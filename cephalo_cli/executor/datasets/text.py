@@ -181,13 +181,11 @@ class TextOpener:
     def _completions(self, found: Tokenised) -> Source:
         source = Completions(found, self._seq_len)
         for what, number in (
-            ("prompts lose their beginning", source.num_prompts_cut),
-            ("completions lose their end", source.num_completions_cut),
+            ("prompts lose their beginning: with the completion they are", source.num_prompts_cut),
+            ("completions lose their end: alone they are", source.num_completions_cut),
         ):
             if number:
-                self._notice(
-                    f"{number} of {source.num_samples} {what}: together they are longer than {self._seq_len} tokens"
-                )
+                self._notice(f"{number} of {source.num_samples} {what} longer than {self._seq_len} tokens")
         return source
 
     def _samples(self, row: _LongRow) -> Source:

@@ -47,8 +47,8 @@ def test_only_completions_are_learned_and_long_records_keep_them(tmp_path: Path)
         for place, target in enumerate(targets[:-1]):
             assert target in {-100, row["tokens_BT"][place + 1]}
     assert notices == [
-        "5 of 9 prompts lose their beginning: together they are longer than 8 tokens",
-        "2 of 9 completions lose their end: together they are longer than 8 tokens",
+        "5 of 9 prompts lose their beginning: with the completion they are longer than 8 tokens",
+        "2 of 9 completions lose their end: alone they are longer than 8 tokens",
     ]
 
 
