@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cephalo_cli.artifacts.plan import FsdpOptions, ScheduleName
-from cephalo_cli.schedule import COLLECTIVES, Op, Record, StepStages, plan_stages, rank_records, step_stages
+from cephalo_cli.schedule import (
+    COLLECTIVES,
+    Op,
+    Record,
+    StepStages,
+    plan_stages,
+    rank_records,
+    resharding,
+    step_stages,
+)
 from cephalo_cli.units import Unit
 from tests.simulator.plans import make_plan
 
@@ -318,3 +327,39 @@ def test_a_plans_stages_follow_its_schedule_and_longest_rank(name: ScheduleName)
     assert step.name == name
     assert step.num_rounds == (1 if name == "layer-major" else 3)
     assert [unit.name for unit in step.units] == ["embedding", "block.0", "block.1", "block.2", "block.3", "head"]
+
+
+@given(st.integers(2, 7), st.booleans(), st.data())
+def test_kept_blocks_are_gathered_once_and_the_others_as_ever(num_layers: int, tied: bool, data: st.DataObject) -> None:  # noqa: FBT001  (hypothesis passes it)
+    model = units(num_layers, tied=tied)
+    keep = data.draw(st.integers(0, num_layers - 1))
+    count = data.draw(st.integers(0, 3))
+    usual, kept = (step_stages("layer-major", model, keep_unsharded=number) for number in (0, keep))
+    before, now = records_of(usual, count), records_of(kept, count)
+    for unit in model:
+        stays = unit.kind == "block" and unit.index >= num_layers - keep
+        expected = 1 if stays else how_often(before, Op.UNSHARD, unit.index)
+        assert how_often(now, Op.UNSHARD, unit.index) == expected
+        assert how_often(now, Op.RESHARD, unit.index) == expected
+    moves = (Op.UNSHARD, Op.RESHARD)
+    assert [each for each in now if each.op not in moves] == [each for each in before if each.op not in moves]
+    assert resharding(kept) == usual
+
+
+@given(st.integers(1, 6), st.data())
+def test_only_the_first_blocks_recompute(num_layers: int, data: st.DataObject) -> None:
+    step = step_stages("layer-major", units(num_layers, tied=False))
+    blocks = data.draw(st.integers(0, num_layers))
+    records = rank_records(
+        step, num_microbatches=2, recompute=blocks > 0, offload=False, recompute_blocks=blocks or None
+    )
+    again = [record.unit for record in records if record.op is Op.RECOMPUTE]
+    assert again == [unit for unit in range(blocks, 0, -1) for _ in range(2)]
+    forward = [record for record in records if record.op is Op.FORWARD]
+    assert len(forward) == 2 * len(step.units)
+
+
+def test_no_kept_block_is_gathered_in_backward() -> None:
+    step = step_stages("layer-major", units(4, tied=False), keep_unsharded=2)
+    assert [stage.unshard for stage in step.stages] == [(1,), (2,), (3,), (4,), (5,), (), (), (), (1,), (), ()]
+    assert step.stages[5].unsharded == (2, 3, 4, 5)

@@ -122,7 +122,8 @@ class SolverProof(Value):
     """How good the plan is under its own cost model."""
 
     status: Literal["optimal", "time-limit", "heuristic"]
-    """optimal: proven; time-limit: best found in time; heuristic: a strategy that does not search for the optimum."""
+    """optimal: proven; time-limit: the best found in the time or effort allowed; heuristic: a strategy that does not
+    search for the optimum."""
     lower_bound_s: Seconds
     """No plan of this strategy's search space is faster than this."""
     gap: Annotated[float, Field(ge=0.0)]

@@ -68,12 +68,20 @@ def command(
         str | None,
         typer.Option(metavar="SIZE", help="Memory kept free on every rank, such as 2GiB; the profile's own if absent."),
     ] = None,
-    recompute: Annotated[SwitchChoice, typer.Option(help="Activation checkpointing: decided per rank, or forced.")] = (
-        "auto"
-    ),
+    recompute: Annotated[
+        SwitchChoice,
+        typer.Option(help="Activation checkpointing: how many blocks is decided per rank; on: all of them, off: none."),
+    ] = "auto",
     offload: Annotated[SwitchChoice, typer.Option(help="Boundary activations in host memory: decided or forced.")] = (
         "auto"
     ),
+    keep_unsharded: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|off|N",
+            help="How many blocks stay unsharded from forward to backward on all ranks: memory for fewer gathers.",
+        ),
+    ] = "auto",
     microbatch_size: Annotated[
         int | None,
         typer.Option(
@@ -134,6 +142,7 @@ def command(
         reserve=reserve,
         recompute=recompute,
         offload=offload,
+        keep_unsharded=keep_unsharded,
         microbatch_size=microbatch_size,
         optimizer=optimizer,
         momentum=momentum,

@@ -65,6 +65,7 @@ class Question:
     reserve: str | None
     recompute: SwitchChoice
     offload: SwitchChoice
+    keep_unsharded: str
     microbatch_size: int | None
     optimizer: Optimizer
     momentum: float
@@ -151,7 +152,9 @@ class Question:
         if self.strategy == "all":
             return list(make_all_plans(basis, batch, settings, time_limit_s=self.time_limit, inputs=inputs).values())
         strategy: Strategy = self.strategy
-        return [make_plan(basis, batch, strategy, settings, time_limit_s=self.time_limit, inputs=inputs)]
+        limit = self.time_limit
+        thorough = limit is not None
+        return [make_plan(basis, batch, strategy, settings, time_limit_s=limit, thorough=thorough, inputs=inputs)]
 
     def _batch(self) -> int:
         try:
@@ -162,6 +165,14 @@ class Question:
             expected = "at least 1" if batch < 1 else f"at most {LARGEST_INTEGER}"
             raise UsageError(f"--batch-size is {batch}, expected {expected}")
         return batch
+
+    def _keep_unsharded(self) -> int | None:
+        named = {"auto": None, "off": 0}
+        if self.keep_unsharded in named:
+            return named[self.keep_unsharded]
+        if not (self.keep_unsharded.isascii() and self.keep_unsharded.isdigit()):
+            raise UsageError(f"--keep-unsharded is {self.keep_unsharded!r}, expected auto, off or a number of blocks")
+        return min(int(self.keep_unsharded), LARGEST_INTEGER)
 
     def _reserve_bytes(self) -> int | None:
         from cephalo_cli.quantities import parse_bytes
@@ -182,6 +193,7 @@ class Question:
             reserve_bytes=self._reserve_bytes(),
             recompute=self.recompute,
             offload=self.offload,
+            keep_unsharded=self._keep_unsharded(),
             microbatch_size=self.microbatch_size,
             optimizer=self._optimizer(),
         )
@@ -228,6 +240,7 @@ class Question:
             "--reserve": self.reserve,
             "--recompute": None if self.recompute == "auto" else self.recompute,
             "--offload": None if self.offload == "auto" else self.offload,
+            "--keep-unsharded": None if self.keep_unsharded == "auto" else self.keep_unsharded,
             "--microbatch-size": None if self.microbatch_size is None else str(self.microbatch_size),
         }
 

@@ -8,10 +8,16 @@ buffers    the largest sum, over the stages of a step, of unsharded parameters (
            rank, or replicated state) has only a copy of all parameters in the compute dtype, and not even that where
            it is the dtype of the master weights
 working    the most live tensors inside one unit for the largest microbatch
-saved      what lives from forward to backward
+saved      what lives from forward to backward; of blocks that are not recomputed all that autograd keeps
 reserve    runtime context and fragmentation
 
-An imported table's ``working_bytes`` were measured with the buffers inside, so its buffers are 0.
+An imported table's ``working_bytes`` were measured with the buffers inside, so its buffers are only what units add that
+stay unsharded between their phases.
+
+Note: recomputing some blocks
+    A rank that recomputes the first n of L blocks is fullest before any of the kept ones, the last L - n, has gone
+    through its backward: later, in a recomputed block, the block's own tensors are back, but at least one kept block's
+    are gone. So its working memory is that of a rank that recomputes nothing, and its saved memory is linear in n.
 """
 
 import math
@@ -22,7 +28,7 @@ from cephalo_cli.artifacts.plan import Memory, OptimizerKind, PlanSettings
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile
 from cephalo_cli.costmodel.compute import RankChoice
 from cephalo_cli.costmodel.tables import interpolate
-from cephalo_cli.schedule import StepStages
+from cephalo_cli.schedule import StepStages, resharding
 from cephalo_cli.units import DTYPE_BYTES, boundary_bytes
 
 __all__ = [
@@ -83,7 +89,7 @@ def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType) -> int:
 def working_bytes(device: DeviceProfile, sizes: Sequence[int], *, recompute: bool) -> int:
     """Largest live tensors inside one unit for the rank's largest microbatch.
 
-    Without recompute what autograd keeps of a block is counted under saved, so it is taken off here.
+    Unless all blocks are recomputed, what autograd keeps of a block is counted under saved, so it is taken off here.
     """
     if not sizes:
         return 0
@@ -98,13 +104,12 @@ def working_bytes(device: DeviceProfile, sizes: Sequence[int], *, recompute: boo
 
 
 def saved_bytes(
-    basis: Basis, device: DeviceProfile, sizes: Sequence[int], *, step: StepStages, recompute: bool, offload: bool
+    basis: Basis, device: DeviceProfile, sizes: Sequence[int], *, step: StepStages, num_recomputed: int, offload: bool
 ) -> int:
     """Bytes that live from forward to backward.
 
-    With recompute: the output of the embedding and of every block. Without: what autograd keeps in every block, and the
-    head's input. What the embedding's graph keeps counts always. Layer-major keeps all microbatches, the other
-    schedules one.
+    The head's input, the inputs of the ``num_recomputed`` blocks, and what autograd keeps of the other blocks and of
+    the embedding. Layer-major keeps all microbatches, the other schedules one. Offloaded boundaries do not count.
     """
     alive = sizes if step.name == "layer-major" else [max(sizes, default=0)]
     num_blocks = sum(unit.kind == "block" for unit in step.units)
@@ -113,11 +118,10 @@ def saved_bytes(
     total = 0.0
     if embedding is not None and embedding.saved_bytes is not None:
         total += sum(interpolate(embedding.microbatch, embedding.saved_bytes, size) for size in alive)
-    if recompute:
-        return math.ceil(total) + (0 if offload else (num_blocks + 1) * boundary)
     if block is not None and block.saved_bytes is not None:
-        total += num_blocks * sum(interpolate(block.microbatch, block.saved_bytes, size) for size in alive)
-    return math.ceil(total) + boundary
+        kept = num_blocks - num_recomputed
+        total += kept * sum(interpolate(block.microbatch, block.saved_bytes, size) for size in alive)
+    return math.ceil(total) + (0 if offload else (num_recomputed + 1) * boundary)
 
 
 def limit_bytes(basis: Basis, device: str, settings: PlanSettings) -> int:
@@ -135,13 +139,15 @@ def rank_memory(
     device = basis.devices[choice.device]
     sizes = choice.microbatch_sizes
     state = math.ceil(choice.state_share * state_bytes(basis, settings.optimizer))
-    buffers = 0
-    if device.method != "imported":
-        buffers = buffers_bytes(step, num_ranks=num_ranks, dtype=basis.dtype)
-        if choice.offload and sizes:
-            buffers += 4 * boundary_bytes(basis.model, basis.seq_len, basis.dtype, max(sizes))
-    working = working_bytes(device, sizes, recompute=choice.recompute)
-    saved = saved_bytes(basis, device, sizes, step=step, recompute=choice.recompute, offload=choice.offload)
+    num_blocks = len(step.units) - 2
+    num_recomputed = choice.num_recomputed(num_blocks)
+    buffers = buffers_bytes(step, num_ranks=num_ranks, dtype=basis.dtype)
+    if device.method == "imported":
+        buffers -= buffers_bytes(resharding(step), num_ranks=num_ranks, dtype=basis.dtype)
+    elif choice.offload and sizes:
+        buffers += 4 * boundary_bytes(basis.model, basis.seq_len, basis.dtype, max(sizes))
+    working = working_bytes(device, sizes, recompute=num_recomputed == num_blocks)
+    saved = saved_bytes(basis, device, sizes, step=step, num_recomputed=num_recomputed, offload=choice.offload)
     reserve = device.reserve_bytes if settings.reserve_bytes is None else settings.reserve_bytes
     return Memory(
         state_bytes=state,

@@ -5,15 +5,17 @@ For every stage u of the schedule, with n ranks:
     step = AG(first) + sum_u max( AG(prefetched in u) + RS(complete before u), max_i compute_i(u), max_i copy_i(u) )
          + RS(last) + max_i optimizer_i
 
-``compute_i(u)`` is the sum over the rank's microbatches of F, of B (plus F when it recomputes), or of F + B for the
-head, whose forward and backward run together. On CPU devices it also carries what the rank spends on moving the
-bytes of the collectives that run in the stage. Gathers and reductions take the time of `costmodel.network` over the
-plan's unequal shares. Replicated state has no gathers and ranks meet only in the reductions, see `_replicated_step`.
+``compute_i(u)`` is the sum over the rank's microbatches of F, of B (plus F where it recomputes block u), or of F + B
+for the head, whose forward and backward run together. On CPU devices it also carries what the rank spends on moving the
+bytes of the collectives that run in the stage. Units that stay unsharded are not gathered again. Gathers and reductions
+take the time of `costmodel.network` over the plan's unequal shares. Replicated state has no gathers and ranks meet only
+in the reductions, see `_replicated_step`.
 
 Source: Guo et al., Cephalo, ICS 2025 (arXiv 2411.01075), section 4.2, with embedding, head, copies, optimizer and the
 exposed first gather and last reduction added.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +23,7 @@ from cephalo_cli.artifacts.profile import Basis
 from cephalo_cli.costmodel.compute import RankChoice, copy_s, moving_s_per_byte, optimizer_s, stage_s
 from cephalo_cli.costmodel.memory import gradient_bytes
 from cephalo_cli.costmodel.network import busiest_fraction, collective_s
-from cephalo_cli.schedule import Phase, Stage, StepStages
+from cephalo_cli.schedule import Phase, Stage, StepStages, is_recomputed
 from cephalo_cli.units import DTYPE_BYTES
 
 __all__ = ["CollectiveTimes", "RankSeconds", "StageEstimate", "StepEstimate", "collective_times", "step_estimate"]
@@ -135,8 +137,15 @@ def step_estimate(basis: Basis, choices: Sequence[RankChoice], step: StepStages)
     stages: list[StageEstimate] = []
     before: tuple[int, ...] = ()
     cache: dict[tuple[object, ...], StageEstimate] = {}
+    cuts = sorted({choice.recompute_blocks for choice in totals if choice.recompute_blocks is not None})
     for stage in step.stages:
-        key = (step.units[stage.unit].kind, stage.phase, stage.round, _sizes(step, stage.unshard), _sizes(step, before))
+        moved = (
+            tuple(times.gather_bytes[unit] for unit in stage.unshard),
+            tuple(times.reduce_bytes[unit] for unit in before),
+        )
+        unit = step.units[stage.unit]
+        part = bisect_left(cuts, unit.index) if stage.phase == "backward" else 0
+        key = (unit.kind, stage.phase, stage.round, part, *moved)
         if key not in cache:
             network = sum(times.gather_s[unit] for unit in stage.unshard) + sum(times.reduce_s[unit] for unit in before)
             cache[key] = StageEstimate(
@@ -149,10 +158,6 @@ def step_estimate(basis: Basis, choices: Sequence[RankChoice], step: StepStages)
     exposed = sum(times.gather_s[unit] for unit in step.first) + sum(times.reduce_s[unit] for unit in before)
     total = exposed + sum(stage.seconds for stage in stages) + optimizer
     return StepEstimate(step_s=total, ranks=ranks, exposed_s=exposed, stages=tuple(stages), optimizer_s=optimizer)
-
-
-def _sizes(step: StepStages, units: Sequence[int]) -> tuple[int, ...]:
-    return tuple(step.units[unit].num_parameters for unit in units)
 
 
 class _Compute:
@@ -170,8 +175,9 @@ class _Compute:
         return sizes if stage.round is None else sizes[stage.round : stage.round + 1]
 
     def seconds(self, stage: Stage) -> float:
-        kind = self.step.units[stage.unit].kind
-        return stage_s(self.device, kind, stage.phase, self.sizes(stage), recompute=self.choice.recompute)
+        unit, choice = self.step.units[stage.unit], self.choice
+        again = is_recomputed(unit, recompute=choice.recompute, recompute_blocks=choice.recompute_blocks)
+        return stage_s(self.device, unit.kind, stage.phase, self.sizes(stage), recompute=again)
 
     def copy(self, stage: Stage) -> float:
         kind = self.step.units[stage.unit].kind
@@ -183,12 +189,16 @@ class _Compute:
         return self.moving_s_per_byte * num_bytes
 
     def totals(self) -> RankSeconds:
+        sizes, num_blocks = self.choice.microbatch_sizes, len(self.step.units) - 2
+        num_again = self.choice.num_recomputed(num_blocks)
+
         def whole(phase: Phase) -> float:
-            sizes, recompute = self.choice.microbatch_sizes, self.choice.recompute
-            return sum(
-                stage_s(self.device, unit.kind, phase, sizes, recompute=recompute)
+            ends = sum(
+                stage_s(self.device, unit.kind, phase, sizes, recompute=False)
                 for unit in (self.step.units[0], self.step.units[-1])
-            ) + (len(self.step.units) - 2) * stage_s(self.device, "block", phase, sizes, recompute=recompute)
+            )
+            once, again = (stage_s(self.device, "block", phase, sizes, recompute=each) for each in (False, True))
+            return ends + (num_blocks - num_again) * once + num_again * again
 
         return RankSeconds(
             forward_s=whole("forward"),

@@ -1,6 +1,6 @@
 """Bounds on options, quickly: from below every cost on its own, from above one concrete multiset.
 
-For one device group and mode, with all sizes up to s allowed:
+For one device group and family of modes, with all sizes up to s allowed:
 
     relaxed_s[b]  = for every cost separately the least sum over multisets of b samples: no option is better
     concrete_s[b] = the multiset with the least weighted sum of seconds: an option
@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cephalo_cli.planner.options import History, Listing, Options, Window, empty_option, join_options
-from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem
+from cephalo_cli.planner.problem import DeviceGroup, Problem
 from cephalo_cli.planner.rounds import uniform_sizes
-from cephalo_cli.planner.sizes import SizeCosts, size_costs
+from cephalo_cli.planner.sizes import SizeCosts, family_costs
 
 __all__ = ["Bounds", "bound_options", "open_samples"]
 
@@ -35,9 +35,9 @@ class Bounds:
     """Not options but bounds: no multiset is known for them."""
     concrete: Options
     costs: tuple[SizeCosts, ...]
-    """By mode."""
+    """By family of modes."""
     least: tuple[Floats, ...]
-    """Additive costs no multiset is below, by mode: shape (samples + 1, columns)."""
+    """Additive costs no multiset is below, by family: shape (samples + 1, columns)."""
     history: History
 
 
@@ -46,10 +46,10 @@ def bound_options(problem: Problem, group: DeviceGroup, max_samples: int, window
     history = History()
     empty = empty_option(problem, group, history)
     relaxed, concrete, tables, least = [empty], [empty], [], []
-    for mode in range(len(group.modes)):
-        costs = size_costs(problem, group, group.modes[mode], max_samples)
-        below = Listing(group=group, mode=mode, costs=costs, history=history)
-        above = Listing(group=group, mode=mode, costs=costs, history=history)
+    for family in group.families:
+        costs = family_costs(problem, group, family, max_samples)
+        below = Listing(group=group, family=family, costs=costs, history=history)
+        above = Listing(group=group, family=family, costs=costs, history=history)
         only = problem.settings.microbatch_size
         if only is None:
             least.append(_knapsacks(below, above, max_samples, window))
@@ -69,10 +69,10 @@ def bound_options(problem: Problem, group: DeviceGroup, max_samples: int, window
     )
 
 
-def open_samples(bounds: Bounds, mode: int, window: Window) -> Ints:
-    """Samples for which some option of a mode may beat every concrete one, in a plan within the window."""
+def open_samples(bounds: Bounds, family: tuple[int, ...], window: Window) -> Ints:
+    """Samples for which some option of a family of modes may beat every concrete one, in a plan within the window."""
     relaxed, concrete = bounds.relaxed, bounds.concrete
-    rows = np.flatnonzero((relaxed.modes == mode) & (relaxed.samples > 0))
+    rows = np.flatnonzero(np.isin(relaxed.modes, family) & (relaxed.samples > 0))
     times = relaxed.above(window.flat_s)[rows]
     inside = window.admits(relaxed.times_s[rows])
     rows, times = rows[inside], times[inside]
@@ -92,7 +92,7 @@ def _knapsacks(below: Listing, above: Listing, most: int, window: Window) -> Flo
     """Both knapsacks, size by size; lists what each size improves. Returns the final relaxed costs."""
     costs = below.costs
     tau, weights = costs.additive, window.counts
-    load = tau[:, : len(KINDS)] @ weights
+    load = tau[:, : costs.num_kinds] @ weights
     relaxed = np.full((most + 1, tau.shape[1]), np.inf)
     relaxed[0] = 0.0
     vectors = np.zeros_like(relaxed)
@@ -116,10 +116,10 @@ def _knapsacks(below: Listing, above: Listing, most: int, window: Window) -> Flo
         improved |= np.isfinite(relaxed[:, 0]) & (np.isinf(old[:, 0]) | (not rises))
         improved[:size] = False
         rows = np.flatnonzero(improved)
-        rows = rows[window.admits(relaxed[rows][:, : len(KINDS)])]
+        rows = rows[window.admits(relaxed[rows][:, : costs.num_kinds])]
         below.add(rows, size, relaxed[rows], np.zeros(len(rows), dtype=np.int64))
         rows = np.flatnonzero(loads < old_loads)
-        rows = rows[window.admits(vectors[rows][:, : len(KINDS)])]
+        rows = rows[window.admits(vectors[rows][:, : costs.num_kinds])]
         above.add(rows, size, vectors[rows], entries[rows])
     return relaxed
 
@@ -135,5 +135,5 @@ def _list_uniform(listing: Listing, most: int, only: int, window: Window) -> Non
         for size in reversed(sizes):
             entry = listing.history.add(entry.tolist(), size)
         vector = costs.additive[list(sizes)].sum(axis=0)[None]
-        if window.admits(vector[:, : len(KINDS)])[0]:
+        if window.admits(vector[:, : costs.num_kinds])[0]:
             listing.add(np.array([samples]), sizes[0], vector, entry)

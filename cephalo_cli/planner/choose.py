@@ -86,6 +86,8 @@ def choose_batch(
         return compute_bound_s(make_problem(profile, settings, batch))
 
     best, untried = _quickest(largest, plan_within, bound_s, seconds=seconds, deadline=deadline)
+    if largest > ALL_BATCHES and say is not None:
+        say(f"of batch sizes above {ALL_BATCHES} up to {largest} one in about 2 % was tried")
     if untried and say is not None:
         say(f"time was up after {seconds:g} s: {untried} batch sizes up to {largest} were not tried")
     if best.solver.status == "time-limit":

@@ -16,11 +16,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from cephalo_cli.planner.limits import Found, Search
+from cephalo_cli.planner.limits import Effort, Found, Search
 from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.shares import ShareLimits
-from cephalo_cli.planner.teams import Relaxed, Team, relax
+from cephalo_cli.planner.teams import Relaxed, Team, relax, root_teams
 
 __all__ = ["ColumnSearch"]
 
@@ -30,6 +30,9 @@ Ints = npt.NDArray[np.int64]
 MAX_NODES = 20_000
 """Nodes after which the best plan is taken as if time were up, with its gap."""
 
+PROGRAM, LINE = 10_000, 100
+"""Effort of a linear program, and of each of its options."""
+
 TOLERANCE = 1e-9
 """Relative distance between the best plan and what is proven: the accuracy of the linear programs."""
 
@@ -38,7 +41,13 @@ class ColumnSearch:
     """Branch and bound over options with a linear program a node."""
 
     def __init__(
-        self, problem: Problem, options: Sequence[Options], deadline: float | None, best: Found | None = None
+        self,
+        problem: Problem,
+        options: Sequence[Options],
+        deadline: float | None,
+        best: Found | None = None,
+        *,
+        effort: Effort | None = None,
     ) -> None:
         self.problem, self.options, self.deadline = problem, options, deadline
         self.stage_kinds = np.array([stage.kind for stage in problem.stages])
@@ -46,16 +55,14 @@ class ColumnSearch:
         self.best = best
         self.timed_out = False
         self.nodes = 0
+        self.effort = effort or Effort()
 
     def run(self) -> float:
         """Search to the end or the deadline; returns the proven lower bound (`best` holds the plan)."""
         if self.best is None:
             self._start()
         numbers = itertools.count()
-        root = tuple(
-            Team(index, group.count, tuple(range(len(options))))
-            for index, (group, options) in enumerate(zip(self.problem.groups, self.options, strict=True))
-        )
+        root = root_teams(self.problem, self.options)
         nodes: list[tuple[float, int, tuple[Team, ...], Relaxed]] = []
         self._push(nodes, numbers, root)
         while nodes:
@@ -63,7 +70,7 @@ class ColumnSearch:
             if bound >= self.target:
                 break
             late = self.deadline is not None and time.monotonic() > self.deadline
-            if late or self.nodes > MAX_NODES:
+            if late or self.nodes > MAX_NODES or self.effort.left < 0:
                 self.timed_out = True
                 return bound
             for child in self._branch(teams, relaxed):
@@ -75,6 +82,10 @@ class ColumnSearch:
         """Only plans below this value are still looked for."""
         return math.inf if self.best is None else self.best.limits.step_s * (1.0 - TOLERANCE)
 
+    def settle(self, rows: tuple[tuple[int, ...], ...]) -> None:
+        """Find the best shares for one option a rank."""
+        self._settle(_teams_of(rows))
+
     def _scale_s(self) -> float:
         """Unit of time in which the linear programs are well scaled."""
         return self.best.limits.step_s if self.best is not None and self.best.limits.step_s > 0 else 1.0
@@ -84,7 +95,7 @@ class ColumnSearch:
         search = Search(self.problem, self.options, self.deadline)
         search.run()
         if search.best is not None:
-            self._settle(_teams_of(search.best))
+            self._settle(_teams_of(search.best.rows))
 
     def _push(
         self,
@@ -94,6 +105,7 @@ class ColumnSearch:
     ) -> None:
         relaxed = relax(self.problem, self.options, teams, scale_s=self._scale_s())
         self.nodes += 1
+        self.effort.spend(PROGRAM + LINE * sum(len(team.rows) for team in teams))
         if relaxed is None or relaxed.bound >= self.target:
             return
         used = [
@@ -220,9 +232,9 @@ class ColumnSearch:
         return tuple(rows[few].tolist()), tuple(rows[~few].tolist())
 
 
-def _teams_of(found: Found) -> tuple[Team, ...]:
+def _teams_of(chosen: tuple[tuple[int, ...], ...]) -> tuple[Team, ...]:
     teams = []
-    for group, rows in enumerate(found.rows):
+    for group, rows in enumerate(chosen):
         used, counts = np.unique(np.array(rows), return_counts=True)
         teams += [Team(group, int(count), (int(row),)) for row, count in zip(used, counts, strict=True)]
     return tuple(teams)

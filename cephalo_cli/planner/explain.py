@@ -1,12 +1,15 @@
 """Why a plan is as fast as it is: what binds on every rank, and what a change would gain, planned again."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cephalo_cli.artifacts.plan import Plan, RankPlan
 from cephalo_cli.artifacts.profile import Basis
+from cephalo_cli.costmodel import RankChoice, step_estimate
 from cephalo_cli.errors import InfeasibleError
 from cephalo_cli.planner.make import make_plan
 from cephalo_cli.planner.variants import with_card, with_faster_network, with_memory
+from cephalo_cli.schedule import plan_stages
 
 __all__ = ["Binding", "Explanation", "Gain", "explain"]
 
@@ -23,7 +26,8 @@ class Binding:
     rank: int
     device: str
     constraints: tuple[str, ...]
-    """Any of forward, backward, optimizer (the slowest rank), memory (full); none for a rank that waits for others."""
+    """Any of forward, backward, optimizer (the slowest rank), network (the rank most bytes pass through, where its
+    collectives take longer than what they hide behind), memory (full); none for a rank that waits for others."""
     memory_fraction: float
     """Its memory's total divided by its limit."""
 
@@ -51,24 +55,60 @@ class Explanation:
 def explain(plan: Plan) -> Explanation:
     """Explain a plan from its own content; every gain is the step of a new cephalo plan, not an estimate."""
     types = sorted({rank.device for rank in plan.ranks})
+    waits = _waits_for_network(plan)
     changes: list[tuple[str, Basis]] = [(f"1 GiB more on each {name}", with_memory(plan, name, GIB)) for name in types]
     if plan.network != "ideal":
         changes.append(("a network twice as fast", with_faster_network(plan, 2.0)))
     changes += [(f"one more {name}", with_card(plan, name)) for name in types]
     return Explanation(
-        bindings=tuple(_binding(plan, rank) for rank in plan.ranks),
+        bindings=tuple(_binding(plan, rank, waits) for rank in plan.ranks),
         gains=tuple(_gain(plan, change, basis) for change, basis in changes),
     )
 
 
-def _binding(plan: Plan, rank: RankPlan) -> Binding:
+def _waits_for_network(plan: Plan) -> Sequence[str]:
+    """Phases whose stages wait for collectives longer than for compute."""
+    if plan.network == "ideal" or plan.schedule == "replicated":
+        return ()
+    choices = [
+        RankChoice(
+            device=rank.device,
+            microbatch_sizes=rank.microbatch_sizes,
+            state_share=rank.state_share,
+            recompute=rank.recompute,
+            offload=rank.offload,
+            recompute_blocks=rank.recompute_blocks,
+        )
+        for rank in plan.ranks
+    ]
+    step = plan_stages(plan)
+    waited = {"forward": 0.0, "backward": 0.0}
+    for stage, estimate in zip(step.stages, step_estimate(plan, choices, step).stages, strict=True):
+        phase = "forward" if stage.phase == "forward" else "backward"
+        is_network = estimate.network_s > max(estimate.compute_s, estimate.copy_s)
+        waited[phase] += estimate.seconds if is_network else -estimate.seconds
+    return [phase for phase, seconds in waited.items() if seconds > 0]
+
+
+def _sets_the_pace(plan: Plan, rank: RankPlan) -> bool:
+    """Whether no rank passes more bytes of a collective, see the note on the busiest rank in `costmodel.network`."""
+    shares = [other.state_share for other in plan.ranks]
+    if plan.network != "ideal" and plan.network.algorithm == "direct":
+        return rank.state_share >= NEAR * max(shares)
+    return rank.state_share * NEAR <= min(shares)
+
+
+def _binding(plan: Plan, rank: RankPlan, waits: Sequence[str]) -> Binding:
     fraction = rank.memory.total_bytes / rank.memory.limit_bytes
     found = [
         name.removesuffix("_s")
         for name in ("forward_s", "backward_s", "optimizer_s")
-        if (most := max(getattr(other.expected, name) for other in plan.ranks)) > 0
+        if name.removesuffix("_s") not in waits
+        and (most := max(getattr(other.expected, name) for other in plan.ranks)) > 0
         and getattr(rank.expected, name) >= NEAR * most
     ]
+    if waits and _sets_the_pace(plan, rank):
+        found.append("network")
     if fraction >= NEAR:
         found.append("memory")
     return Binding(rank=rank.rank, device=rank.device, constraints=tuple(found), memory_fraction=fraction)

@@ -1,7 +1,8 @@
 """Whether anything fits, and what is missing where nothing does: the problem with time left out.
 
-For every group and number of samples b the least memory beside the state is found (over modes and microbatches); the
-split of the batch that leaves most room for the state (`split.largest_sum`) then decides.
+For every group and number of samples b the least memory beside the state is found (over microbatches and modes; in a
+family of modes it is linear, so its ends are enough); the split of the batch that leaves most room for the state
+(`split.largest_sum`) then decides.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cephalo_cli.costmodel import RankChoice, rank_memory
+from cephalo_cli.costmodel import rank_memory
 from cephalo_cli.planner.problem import DeviceGroup, Problem
 from cephalo_cli.planner.rounds import uniform_sizes
 from cephalo_cli.planner.sizes import SizeCosts, size_costs
@@ -96,10 +97,8 @@ def _on_rank(problem: Problem, group: DeviceGroup, sizes: tuple[int, ...], over_
 
 def _memory_terms(problem: Problem, group: DeviceGroup, sizes: tuple[int, ...]) -> dict[str, int]:
     mode = group.modes[-1]
-    choice = RankChoice(
-        device=group.name, microbatch_sizes=sizes, state_share=0.0, recompute=mode.recompute, offload=mode.offload
-    )
-    memory = rank_memory(problem.basis, problem.settings, choice, step=problem.step, num_ranks=problem.num_ranks)
+    choice = mode.choice(group.name, sizes, 0.0)
+    memory = rank_memory(problem.basis, problem.settings, choice, step=problem.memory_step, num_ranks=problem.num_ranks)
     return {
         "buffers": memory.buffers_bytes,
         "working": memory.working_bytes,
@@ -113,7 +112,7 @@ def _room_by_samples(problem: Problem, group: DeviceGroup) -> Floats:
     most = problem.batch_size
     least = np.full(most + 1, np.inf)
     least[0] = sum(_memory_terms(problem, group, ()).values())
-    for mode in group.modes:
+    for mode in {group.modes[end] for family in group.families for end in (family[0], family[-1])}:
         costs = size_costs(problem, group, mode, most, trim=False)
         least[1:] = np.minimum(least[1:], _least_beside(problem, costs, most)[1:])
     return np.minimum(min(1.0, group.startup_share), (group.limit_bytes - least) / problem.state_bytes)

@@ -28,11 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cephalo_cli.planner.options import Options
-from cephalo_cli.planner.problem import KINDS, Problem
+from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.shares import Holder, ShareLimits, best_limits, fixed_seconds
 from cephalo_cli.planner.stack import Stack
 
-__all__ = ["TOLERANCE", "Found", "Search", "price_rows", "stage_floors"]
+__all__ = ["TOLERANCE", "Effort", "Found", "Search", "price_rows", "stage_floors"]
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -41,6 +41,21 @@ TOLERANCE = 1e-10
 """Relative distance between the best plan and what is proven: rounding of the sums, not slack of the search."""
 
 MAX_INTERVALS = 20_000
+
+QUESTION = 500
+"""Effort of a question beside the options it looks at."""
+
+
+@dataclass
+class Effort:
+    """How much a search may still do: the same on every machine, unlike seconds."""
+
+    left: float = math.inf
+    """Options looked at."""
+
+    def spend(self, amount: float) -> None:
+        """Take note of work."""
+        self.left -= amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +75,21 @@ class Search:
     """Branch and bound over limits."""
 
     def __init__(
-        self, problem: Problem, options: Sequence[Options], deadline: float | None, best: Found | None = None
+        self,
+        problem: Problem,
+        options: Sequence[Options],
+        deadline: float | None,
+        best: Found | None = None,
+        effort: Effort | None = None,
     ) -> None:
         self.problem, self.options, self.deadline = problem, options, deadline
+        self.effort = effort or Effort()
         self.counts = np.array([group.count for group in problem.groups])
         self.floors = stage_floors(problem)
         self.times = [np.maximum(option.times_s, self.floors) for option in options]
         self.stack = Stack(options, self.times)
         self.values = [
-            np.unique(np.concatenate([times[:, kind] for times in self.times])) for kind in range(len(KINDS))
+            np.unique(np.concatenate([times[:, kind] for times in self.times])) for kind in range(len(problem.kinds))
         ]
         self.slowest = max(group.optimizer_s for group in problem.groups)
         self.weights = np.array(problem.counts, dtype=np.float64)
@@ -85,14 +106,14 @@ class Search:
         if self.best is None:
             return math.inf
         numbers = itertools.count()
-        first = tuple(0 for _ in KINDS), tuple(len(values) - 1 for values in self.values)
+        first = tuple(0 for _ in self.values), tuple(len(values) - 1 for values in self.values)
         boxes = [(0.0, next(numbers), first)]
         undecided = math.inf
         while boxes:
             bound, _, (lo, hi) = heapq.heappop(boxes)
             if bound >= self.target:
                 break
-            if self.deadline is not None and time.monotonic() > self.deadline:
+            if self.effort.left < 0 or (self.deadline is not None and time.monotonic() > self.deadline):
                 self.timed_out = True
                 return min(bound, undecided)
             try:
@@ -114,7 +135,7 @@ class Search:
         """
         self.records = False
         try:
-            shrunk = self._shrink([0] * len(KINDS), [len(values) - 1 for values in self.values])
+            shrunk = self._shrink([0] * len(self.values), [len(values) - 1 for values in self.values])
         except _Undecided:
             return self.floors
         return None if shrunk is None else self._at(shrunk[0])
@@ -282,6 +303,7 @@ class Search:
 
     def _holds(self, admitted: Mask, busiest: float, optimizer_s: float) -> tuple[tuple[int, ...], ...] | None:
         """Rows of every rank under which the state fits at w and O; None proves that it does not."""
+        self.effort.spend(QUESTION + len(self.stack.caps))
         network = self.problem.network
         least = 0.0 if network is None else max(0.0, 1.0 - busiest)
         clip = busiest / (network.num_ranks - 1) if network is not None and network.direct else 1.0
@@ -313,7 +335,7 @@ def price_rows(problem: Problem, options: Sequence[Options], rows: Sequence[Sequ
 def stage_floors(problem: Problem) -> Floats:
     """Least time of a stage by kind, set by the network under equal shares."""
     busiest = 0.0 if problem.network is None else problem.network.least_busiest
-    floors = np.full(len(KINDS), np.inf)
+    floors = np.full(len(problem.kinds), np.inf)
     for stage in problem.stages:
         floors[stage.kind] = min(floors[stage.kind], stage.floor_s + stage.slope_s * busiest)
     return floors

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from cephalo_cli.artifacts.base import InputFile
 from cephalo_cli.artifacts.plan import Plan, PlanSettings, SolverProof, Strategy
 from cephalo_cli.artifacts.profile import Basis
-from cephalo_cli.errors import TimeLimitError, UsageError
+from cephalo_cli.errors import InfeasibleError, TimeLimitError, UsageError
 from cephalo_cli.planner.check import check_plan
 from cephalo_cli.planner.decided import Decided
-from cephalo_cli.planner.problem import Problem, make_problem
+from cephalo_cli.planner.problem import Problem, Space, make_problem
 from cephalo_cli.planner.repair import infeasible
-from cephalo_cli.planner.solve import compute_bound_s, solve
+from cephalo_cli.planner.solve import compute_bound_s
+from cephalo_cli.planner.spend import best_plan, widest
 from cephalo_cli.planner.strategies import other_strategies
 
 __all__ = ["make_all_plans", "make_plan"]
@@ -27,6 +28,7 @@ def make_plan(
     settings: PlanSettings | None = None,
     *,
     time_limit_s: float | None = None,
+    thorough: bool = False,
     inputs: Sequence[InputFile] = (),
 ) -> Plan:
     """Plan a step, with every other strategy beside it.
@@ -41,6 +43,7 @@ def make_plan(
         strategy: How to plan.
         settings: Options; the defaults when absent.
         time_limit_s: Seconds after which the best plan so far is taken, with its gap.
+        thorough: Whether to look for the proof until then; otherwise the search ends after some effort, with its gap.
         inputs: Files to name in the plan.
 
     Raises:
@@ -48,7 +51,7 @@ def make_plan(
         TimeLimitError: The time limit passed before any plan was found.
         UsageError: The settings ask for something a device cannot do, or the strategy needs a number the profile lacks.
     """
-    plans = _Plans(profile, batch_size, settings or PlanSettings(), time_limit_s)
+    plans = _Plans(profile, batch_size, settings or PlanSettings(), time_limit_s, thorough=thorough)
     plan = plans.by(strategy, inputs)
     check_plan(plan)
     return plan
@@ -76,17 +79,35 @@ def make_all_plans(
 class _Plans:
     """All strategies of one problem."""
 
-    def __init__(self, basis: Basis, batch_size: int, settings: PlanSettings, time_limit_s: float | None) -> None:
+    def __init__(
+        self,
+        basis: Basis,
+        batch_size: int,
+        settings: PlanSettings,
+        time_limit_s: float | None,
+        *,
+        thorough: bool = False,
+    ) -> None:
         if batch_size < 1:
             raise UsageError(f"a batch of {batch_size} samples trains nothing", where="--batch-size")
         deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
         self.problem: Problem = make_problem(basis, settings, batch_size)
         if any(group.limit_bytes == 0 for group in self.problem.groups):
             raise infeasible(self.problem)
-        self.solution = solve(self.problem, deadline)
+        self.solution = best_plan(self.problem, deadline, thorough=thorough)
         self.late = self.solution is None and deadline is not None and time.monotonic() > deadline
-        self.others = other_strategies(self.problem)
+        self.others = other_strategies(self._usual())
         self.cephalo = self._cephalo()
+
+    def _usual(self) -> Problem:
+        """The problem of those that keep no blocks unsharded."""
+        if not self.problem.space.keep_unsharded:
+            return self.problem
+        return make_problem(self.problem.basis, self.problem.settings, self.problem.batch_size, Space())
+
+    def _infeasible(self, reason: str | None = None) -> InfeasibleError:
+        problem = self.problem
+        return infeasible(make_problem(problem.basis, problem.settings, problem.batch_size, widest(problem)), reason)
 
     def by(self, strategy: Strategy, inputs: Sequence[InputFile]) -> Plan:
         """The plan of one strategy."""
@@ -94,7 +115,7 @@ class _Plans:
             if self.cephalo is None:
                 if self.late:
                     raise TimeLimitError("no plan was found in time", where="--time-limit", hint="allow more seconds")
-                raise infeasible(self.problem)
+                raise self._infeasible()
             decided, proof = self.cephalo
             return decided.plan(proof, [alternative for alternative, _ in self.others], inputs)
         alternative, decided_or_none = next(
@@ -103,7 +124,7 @@ class _Plans:
         if decided_or_none is None:
             raise UsageError(f"{strategy}: {alternative.reason}", where="--strategy")
         if not alternative.feasible:
-            raise infeasible(self.problem, f"{strategy}: {alternative.reason}")
+            raise self._infeasible(f"{strategy}: {alternative.reason}")
         others = [other for other, _ in self.others if other.strategy != strategy]
         if self.cephalo is not None:
             others.insert(0, self.cephalo[0].alternative())
@@ -124,6 +145,7 @@ class _Plans:
                 strategy="cephalo",
                 schedule="layer-major",
                 choices=self.solution.choices,
+                keep_unsharded=self.solution.keep_unsharded,
             )
             if fastest is None or fastest.estimate.step_s >= best.estimate.step_s * (1.0 - SAME):
                 status = "optimal" if self.solution.proven else "time-limit"

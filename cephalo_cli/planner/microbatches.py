@@ -1,6 +1,6 @@
 """Exact Pareto lists of the options that still matter, by dynamic programming.
 
-For one device group and one mode, with tau(s) the additive costs of one microbatch of s samples (`sizes`):
+For one device group and one family of modes, with tau(s) the additive costs of one microbatch of s samples (`sizes`):
 
     table_s[b]   undominated cost vectors of multisets that sum to b and use sizes up to s
     exact_s[b] = undominated { x + tau(s) : x in table_s[b - s] }             multisets whose largest size is s
@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cephalo_cli.planner.options import SAME, Listing, Window, undominated
-from cephalo_cli.planner.problem import KINDS
 from cephalo_cli.planner.sizes import SizeCosts
 
 __all__ = ["list_exactly"]
@@ -64,7 +63,8 @@ class _Table:
 
     def __init__(self, listing: Listing, targets: Ints, least: Floats, window: Window) -> None:
         self.listing, self.window, self.targets = listing, window, targets
-        self.rest = least[:, : len(KINDS)]
+        self.kinds = listing.costs.num_kinds
+        self.rest = least[:, : self.kinds]
         self.matters = _matters(listing.costs, int(targets[-1]), window)
         width = listing.costs.additive.shape[1]
         self.vectors = [np.zeros((1 if samples == 0 else 0, width)) for samples in range(int(targets[-1]) + 1)]
@@ -74,7 +74,7 @@ class _Table:
         """Add one microbatch of a size; returns ``exact_s[b]`` and its entries."""
         candidates = self.vectors[samples - size] + self.listing.costs.additive[size]
         rest = self.rest[self.targets[self.targets >= samples] - samples]
-        reached = candidates[:, None, : len(KINDS)] + rest[None]
+        reached = candidates[:, None, : self.kinds] + rest[None]
         good = np.asarray(self.window.admits(reached).any(axis=1))
         good[good] = undominated(candidates[good][:, self.matters])
         old = self.vectors[samples]
@@ -99,12 +99,12 @@ class _Table:
 def _matters(costs: SizeCosts, most: int, window: Window) -> npt.NDArray[np.bool_]:
     """Columns that can tell options apart: not the kinds whose slowest multiset stays below the floor."""
     sizes = np.arange(1, len(costs.additive))
-    slowest = (costs.additive[1:, : len(KINDS)] / sizes[:, None]).max(axis=0, initial=0.0) * most
+    slowest = (costs.additive[1:, : costs.num_kinds] / sizes[:, None]).max(axis=0, initial=0.0) * most
     matters = costs.matters.copy()
-    matters[: len(KINDS)] &= slowest > window.flat_s
+    matters[: costs.num_kinds] &= slowest > window.flat_s
     if matters[-1]:
         samples = np.arange(most + 1)
         copies = costs.copy_s(samples, samples.astype(np.float64))
-        quickest = (costs.additive[1:, : len(KINDS)] / sizes[:, None]).min(axis=0, initial=np.inf)
+        quickest = (costs.additive[1:, : costs.num_kinds] / sizes[:, None]).min(axis=0, initial=np.inf)
         matters[-1] = bool((copies > np.maximum(window.flat_s, np.outer(samples, quickest))).any())
     return matters

@@ -1,15 +1,15 @@
 """Options of a device group: what one rank may run, what it costs, and how much state fits beside it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from cephalo_cli.costmodel.compute import RankChoice
 from cephalo_cli.costmodel.memory import rank_memory
-from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem
-from cephalo_cli.planner.sizes import SizeCosts
+from cephalo_cli.planner.problem import BLOCK_FORWARD, DeviceGroup, Problem
+from cephalo_cli.planner.sizes import SizeCosts, size_costs
 
 __all__ = [
     "BELOW",
@@ -18,6 +18,7 @@ __all__ = [
     "Listing",
     "Options",
     "Window",
+    "chosen_options",
     "empty_option",
     "join_options",
     "undominated",
@@ -126,17 +127,11 @@ class Options:
     def choice(self, row: int, share: float) -> RankChoice:
         """Decision of a rank that takes an option and a share."""
         mode = self.group.modes[int(self.modes[row])]
-        return RankChoice(
-            device=self.group.name,
-            microbatch_sizes=self.history.sizes(int(self.entries[row])),
-            state_share=share,
-            recompute=mode.recompute,
-            offload=mode.offload,
-        )
+        return mode.choice(self.group.name, self.history.sizes(int(self.entries[row])), share)
 
 
-def join_options(parts: Sequence[Options]) -> Options:
-    """All options of the parts that fit, without those another one is at least as good as; all share one history."""
+def join_options(parts: Sequence[Options], *, fitting: bool = True) -> Options:
+    """All options of the parts, or only those that fit; all share one history."""
     merged = Options(
         group=parts[0].group,
         samples=np.concatenate([part.samples for part in parts]),
@@ -147,7 +142,7 @@ def join_options(parts: Sequence[Options]) -> Options:
         entries=np.concatenate([part.entries for part in parts]),
         history=parts[0].history,
     )
-    return merged.select(merged.caps >= 0.0)
+    return merged.select(merged.caps >= 0.0) if fitting else merged
 
 
 def without_dominated(options: Options, flat_s: Floats) -> Options:
@@ -190,12 +185,9 @@ def undominated(costs: Floats) -> npt.NDArray[np.bool_]:
 
 def empty_option(problem: Problem, group: DeviceGroup, history: History) -> Options:
     """The option of no samples; its mode does not matter."""
-    mode = group.modes[0]
-    choice = RankChoice(
-        device=group.name, microbatch_sizes=(), state_share=0.0, recompute=mode.recompute, offload=mode.offload
-    )
-    memory = rank_memory(problem.basis, problem.settings, choice, step=problem.step, num_ranks=problem.num_ranks)
-    zeros = np.zeros((1, len(KINDS)))
+    choice = group.modes[0].choice(group.name, (), 0.0)
+    memory = rank_memory(problem.basis, problem.settings, choice, step=problem.memory_step, num_ranks=problem.num_ranks)
+    zeros = np.zeros((1, len(problem.kinds)))
     nothing = np.zeros(1, dtype=np.int64)
     return Options(
         group=group,
@@ -211,10 +203,11 @@ def empty_option(problem: Problem, group: DeviceGroup, history: History) -> Opti
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """Options of one mode as they are found: vectors of additive costs with their largest size."""
+    """Options of a family of modes as they are found: vectors of additive costs with their largest size."""
 
     group: DeviceGroup
-    mode: int
+    family: tuple[int, ...]
+    """Indices of its modes, see `sizes.family_costs`."""
     costs: SizeCosts
     history: History
     samples: list[Ints] = field(default_factory=list)
@@ -230,22 +223,63 @@ class Listing:
         self.entries.append(entries)
 
     def options(self, problem: Problem) -> Options:
-        """All of them, with their copies and the shares that fit."""
+        """All of them in every mode of the family, with their copies and the shares that fit."""
+        parts = [self._in_mode(problem, mode) for mode in self.family]
+        return parts[0] if len(parts) == 1 else join_options(parts)
+
+    def _in_mode(self, problem: Problem, mode: int) -> Options:
         counts = [len(samples) for samples in self.samples]
         samples = np.concatenate([np.zeros(0, dtype=np.int64), *self.samples])
         largest = np.repeat(np.array(self.largest, dtype=np.int64), counts)
         vectors = np.concatenate([np.zeros((0, self.costs.additive.shape[1])), *self.vectors])
-        beside = self.costs.beside_bytes[largest] + np.ceil(vectors[:, -2]) + self.costs.boundary_bytes * samples
+        compute_s, kept, boundary = vectors[:, : self.costs.num_kinds], vectors[:, -2], self.costs.boundary_bytes
+        if len(self.family) > 1:
+            count, most = (self.group.modes[each].recompute_blocks or 0 for each in (mode, self.family[-1]))
+            kept = kept + (most - count) * vectors[:, -3]
+            boundary = boundary // (most + 1) * (count + 1)
+            again = np.array([kind.part_again(count) for kind in problem.kinds])
+            compute_s = compute_s + again * compute_s[:, [BLOCK_FORWARD]]
+        beside = self.costs.beside_bytes[largest] + np.ceil(kept) + boundary * samples
         return Options(
             group=self.group,
             samples=samples,
-            compute_s=vectors[:, : len(KINDS)],
+            compute_s=compute_s,
             copy_s=self.costs.copy_s(samples, vectors[:, -1]),
             caps=_caps(problem, self.group, beside),
-            modes=np.full(len(samples), self.mode, dtype=np.int64),
+            modes=np.full(len(samples), mode, dtype=np.int64),
             entries=np.concatenate([np.zeros(0, dtype=np.int64), *self.entries]),
             history=self.history,
         )
+
+
+def chosen_options(
+    problem: Problem, choices: Sequence[RankChoice]
+) -> tuple[list[Options], tuple[tuple[int, ...], ...]]:
+    """Options that are nothing but what ranks have chosen, and every rank's row, group by group."""
+    options, rows = [], []
+    for group in problem.groups:
+        modes = {mode.choice(group.name, (), 0.0): index for index, mode in enumerate(group.modes)}
+        bare = {choice: replace(choice, state_share=0.0) for choice in {choices[rank] for rank in group.ranks}}
+        mine = [bare[choices[rank]] for rank in group.ranks]
+        distinct = list(dict.fromkeys(mine))
+        places = {choice: row for row, choice in enumerate(distinct)}
+        history, parts = History(), []
+        for choice in distinct:
+            mode = modes[replace(choice, microbatch_sizes=())]
+            sizes = choice.microbatch_sizes
+            if not sizes:
+                parts.append(empty_option(problem, group, history))
+                continue
+            costs = size_costs(problem, group, group.modes[mode], max(sizes), trim=False)
+            listing = Listing(group=group, family=(mode,), costs=costs, history=history)
+            entry = np.zeros(1, dtype=np.int64)
+            for size in sorted(sizes):
+                entry = history.add(entry.tolist(), size)
+            listing.add(np.array([sum(sizes)]), max(sizes), costs.additive[list(sizes)].sum(axis=0)[None], entry)
+            parts.append(listing.options(problem))
+        options.append(join_options(parts, fitting=False))
+        rows.append(tuple(places[choice] for choice in mine))
+    return options, tuple(rows)
 
 
 def _caps(problem: Problem, group: DeviceGroup, beside_bytes: Floats) -> Floats:

@@ -4,24 +4,32 @@ Symbols (used throughout the planner)
 
     n            number of ranks; device types d have N_d ranks each
     b, s         samples of a rank; size of one microbatch
-    k            kind of stage: embedding forward, block forward, head, block backward, embedding backward
+    k            kind of stage: embedding forward, block forward, head, block backward (in parts where ranks may
+                 recompute some blocks), embedding backward
     g            class of stages that are equal in everything: kind k(g), times it occurs n_g, network time
                  ``floor_g + slope_g * w`` with w the busiest fraction of `costmodel.network`, bytes moved y_g
     T_g          time of one stage of the class; ``T_g >= network``, ``T_g >= t_k(x)`` for every rank's option x
-    x            an option: a multiset of microbatch sizes with recompute and offload chosen
+    x            an option: a multiset of microbatch sizes with a mode: how many blocks recompute, and offload
     M(x)         largest state share that fits beside the option
     O, rho_d     optimizer limit; seconds of a device's optimizer step if it held the whole state
 
     step = exposed(w) + sum_g n_g * T_g + O
 
 `costmodel.step_estimate` stays the objective: every plan is priced by it at the end; this module only takes it apart.
+
+Note: parts of the backward
+    A rank that recomputes the first m of the blocks u = a..b of a part takes ``B + F`` in those and B in the others.
+    Here every block of the part is given the average, ``B + m / (b - a + 1) * F``. The blocks of a part have equal
+    network times, and the largest of several sums is at most the sum of the largest, so the step found is a lower
+    bound; it is exact where no rank's number of recomputed blocks lies inside a part (`spend` cuts parts where that
+    matters).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from cephalo_cli.artifacts.plan import PlanSettings
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitKind
@@ -29,19 +37,57 @@ from cephalo_cli.costmodel.compute import RankChoice, optimizer_s
 from cephalo_cli.costmodel.memory import accumulation_bytes, limit_bytes, state_bytes
 from cephalo_cli.errors import UsageError
 from cephalo_cli.planner.sane import refuse_absurd
-from cephalo_cli.schedule import Phase, StepStages, step_stages
+from cephalo_cli.schedule import Phase, Stage, StepStages, step_stages
 from cephalo_cli.units import DTYPE_BYTES, model_units
 
-__all__ = ["KINDS", "DeviceGroup", "Mode", "Network", "Problem", "StageClass", "make_problem", "startup_bytes"]
+__all__ = [
+    "BLOCK_FORWARD",
+    "DeviceGroup",
+    "Kind",
+    "Mode",
+    "Network",
+    "Problem",
+    "Space",
+    "StageClass",
+    "make_problem",
+    "partial_counts",
+    "startup_bytes",
+]
 
-KINDS: tuple[tuple[UnitKind, Phase], ...] = (
-    ("embedding", "forward"),
-    ("block", "forward"),
-    ("head", "forward-backward"),
-    ("block", "backward"),
-    ("embedding", "backward"),
-)
-"""Kinds of stages k, in the order in which a step meets them."""
+
+class Kind(NamedTuple):
+    """A kind of stage k; of the backward of blocks only those from ``first`` to ``last``, counted from 1."""
+
+    unit: UnitKind
+    phase: Phase
+    first: int = 0
+    last: int = 0
+
+    def part_again(self, num_recomputed: int) -> float:
+        """Fraction of its blocks that a rank runs again which recomputes so many from the first block on."""
+        if self.unit != "block" or self.phase != "backward":
+            return 0.0
+        return min(1.0, max(0, num_recomputed - self.first + 1) / (self.last - self.first + 1))
+
+
+BLOCK_FORWARD = 1
+"""Index of the forward of blocks among a problem's kinds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """Which plans a problem is about, beyond those of a rank that recomputes all blocks or none."""
+
+    keep_unsharded: int = 0
+    """How many blocks before the last one stay unsharded between their phases."""
+    charged: int | None = None
+    """For how many of them memory is charged: fewer give a bound on all numbers in between; all when absent."""
+    partial: bool = False
+    """Whether ranks may recompute some of the blocks."""
+    stride: int = 1
+    """Distance between the numbers of recomputed blocks that are considered, from all but one downwards."""
+    cuts: tuple[int, ...] = ()
+    """Numbers of recomputed blocks that are priced exactly, see the note on parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +95,7 @@ class StageClass:
     """Stages that are equal in everything."""
 
     kind: int
-    """Index into `KINDS`."""
+    """Index into the problem's kinds."""
     count: int
     """How often it occurs in a step (n_g)."""
     floor_s: float
@@ -85,6 +131,19 @@ class Mode:
 
     recompute: bool
     offload: bool
+    recompute_blocks: int | None = None
+    """How many blocks recompute, where not all do."""
+
+    def choice(self, device: str, sizes: tuple[int, ...], share: float) -> RankChoice:
+        """What a rank decides that runs in this mode."""
+        return RankChoice(
+            device=device,
+            microbatch_sizes=sizes,
+            state_share=share,
+            recompute=self.recompute,
+            offload=self.offload,
+            recompute_blocks=self.recompute_blocks,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +155,8 @@ class DeviceGroup:
     ranks: tuple[int, ...]
     modes: tuple[Mode, ...]
     """What the settings and the device allow, the fastest first."""
+    families: tuple[tuple[int, ...], ...]
+    """Modes that differ only in how many blocks recompute, but not all: what a microbatch costs is linear in that."""
     optimizer_s: float
     """Optimizer step on the whole state (rho_d)."""
     moving_s_per_byte: float
@@ -118,7 +179,13 @@ class Problem:
     basis: Basis
     settings: PlanSettings
     batch_size: int
+    space: Space
     step: StepStages
+    """Whose time counts."""
+    memory_step: StepStages
+    """Whose memory counts: the same step, or one that keeps fewer blocks unsharded."""
+    kinds: tuple[Kind, ...]
+    """Kinds of stages k, in the order in which a step meets them."""
     groups: tuple[DeviceGroup, ...]
     stages: tuple[StageClass, ...]
     exposed_floor_s: float
@@ -137,7 +204,7 @@ class Problem:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """How often each kind of stage occurs."""
-        return tuple(sum(stage.count for stage in self.stages if stage.kind == kind) for kind in range(len(KINDS)))
+        return tuple(sum(stage.count for stage in self.stages if stage.kind == kind) for kind in range(len(self.kinds)))
 
     @property
     def moves(self) -> bool:
@@ -145,16 +212,42 @@ class Problem:
         return any(group.moving_s_per_byte > 0 for group in self.groups)
 
 
-def make_problem(basis: Basis, settings: PlanSettings, batch_size: int) -> Problem:
+def make_problem(
+    basis: Basis,
+    settings: PlanSettings,
+    batch_size: int,
+    space: Space | None = None,
+    groups: tuple[DeviceGroup, ...] | None = None,
+) -> Problem:
     """Take a profile apart into the numbers of the search.
 
+    Args:
+        basis: Curves, model, cluster and network.
+        settings: Limits and switches.
+        batch_size: Samples of a step.
+        space: Which plans; when absent those whose ranks recompute all blocks or none, and that keep as many blocks
+            unsharded as the settings say, else none.
+        groups: Device groups of another problem whose ranks may recompute as many blocks; found anew when absent.
+
     Raises:
-        UsageError: The settings ask for something a device type cannot do.
+        UsageError: The settings ask for something a device type or the model cannot do.
         ArtifactError: The profile has a number that no hardware has.
     """
     refuse_absurd(basis)
-    step = step_stages("layer-major", model_units(basis.model))
-    stages, first, last = _stage_classes(basis, step)
+    num_layers = basis.model.num_layers
+    if (settings.keep_unsharded or 0) >= num_layers:
+        raise UsageError(
+            f"{settings.keep_unsharded} blocks cannot stay unsharded beside the last one: the model has {num_layers}",
+            where="--keep-unsharded",
+            hint=f"at most {num_layers - 1}",
+        )
+    if space is None:
+        space = Space(keep_unsharded=settings.keep_unsharded or 0)
+    charged = space.keep_unsharded if space.charged is None else space.charged
+    units = model_units(basis.model)
+    step = step_stages("layer-major", units, keep_unsharded=space.keep_unsharded)
+    kinds = _kinds(basis, step, space)
+    stages, first, last = _stage_classes(basis, step, kinds)
     num_ranks = len(basis.cluster.ranks)
     network = None
     if basis.network != "ideal" and num_ranks > 1:
@@ -163,8 +256,11 @@ def make_problem(basis: Basis, settings: PlanSettings, batch_size: int) -> Probl
         basis=basis,
         settings=settings,
         batch_size=batch_size,
+        space=space,
         step=step,
-        groups=device_groups(basis, settings),
+        memory_step=step_stages("layer-major", units, keep_unsharded=charged),
+        kinds=kinds,
+        groups=groups or device_groups(basis, settings, stride=space.stride if space.partial else None),
         stages=stages,
         exposed_floor_s=first[0] + last[0],
         exposed_slope_s=first[1] + last[1],
@@ -173,7 +269,7 @@ def make_problem(basis: Basis, settings: PlanSettings, batch_size: int) -> Probl
     )
 
 
-def device_groups(basis: Basis, settings: PlanSettings) -> tuple[DeviceGroup, ...]:
+def device_groups(basis: Basis, settings: PlanSettings, *, stride: int | None) -> tuple[DeviceGroup, ...]:
     """Group the ranks by device type, in the order of their first rank.
 
     Raises:
@@ -191,12 +287,14 @@ def device_groups(basis: Basis, settings: PlanSettings) -> tuple[DeviceGroup, ..
         limit = limit_bytes(basis, name, settings)
         reserve = device.reserve_bytes if settings.reserve_bytes is None else settings.reserve_bytes
         room = limit - reserve - startup_bytes(basis, 0.0) - weight_bytes
+        modes = _modes(basis, settings, name, stride=stride)
         groups.append(
             DeviceGroup(
                 name=name,
                 device=device,
                 ranks=tuple(members),
-                modes=_modes(basis, settings, name),
+                modes=modes,
+                families=_families(modes),
                 optimizer_s=optimizer_s(basis, whole),
                 moving_s_per_byte=device.collective_compute_s_per_byte if moving else 0.0,
                 limit_bytes=limit,
@@ -213,7 +311,15 @@ def startup_bytes(basis: Basis, share: float) -> int:
     return accumulation_bytes(basis.dtype) * (math.ceil(share * basis.num_parameters) + largest)
 
 
-def _modes(basis: Basis, settings: PlanSettings, name: str) -> tuple[Mode, ...]:
+def partial_counts(basis: Basis, settings: PlanSettings, name: str) -> range:
+    """How many blocks a device type may recompute beside none and all."""
+    block = basis.devices[name].units.get("block")
+    keeps = block is None or block.saved_bytes is not None
+    allowed = keeps and settings.recompute == "auto" and settings.offload != "on"
+    return range(1, basis.model.num_layers if allowed else 1)
+
+
+def _modes(basis: Basis, settings: PlanSettings, name: str, *, stride: int | None) -> tuple[Mode, ...]:
     block = basis.devices[name].units.get("block")
     keeps = block is None or block.saved_bytes is not None
     copies = basis.cluster.device_types[name].backend != "cpu"
@@ -235,7 +341,9 @@ def _modes(basis: Basis, settings: PlanSettings, name: str) -> tuple[Mode, ...]:
             where="--offload on",
             hint="use --offload off",
         )
-    every = (Mode(False, False), Mode(True, False), Mode(True, True))
+    counts = () if stride is None else partial_counts(basis, settings, name)[::-1][::stride][::-1]
+    some = [Mode(True, False, count) for count in counts]
+    every = (Mode(False, False), *some, Mode(True, False), Mode(True, True))
     return tuple(
         mode
         for mode in every
@@ -246,8 +354,54 @@ def _modes(basis: Basis, settings: PlanSettings, name: str) -> tuple[Mode, ...]:
     )
 
 
+def _families(modes: Sequence[Mode]) -> tuple[tuple[int, ...], ...]:
+    some = tuple(index for index, mode in enumerate(modes) if not mode.recompute or mode.recompute_blocks is not None)
+    others = tuple((index,) for index in range(len(modes)) if index not in some)
+    return (some, *others) if some else others
+
+
+def _collectives(step: StepStages) -> list[tuple[Stage, tuple[int, ...]]]:
+    """Every stage with the units whose reduction runs in it."""
+    return list(zip(step.stages, [(), *(stage.reduce for stage in step.stages[:-1])], strict=True))
+
+
+def _kinds(basis: Basis, step: StepStages, space: Space) -> tuple[Kind, ...]:
+    """Kinds of stages; the backward of blocks in one part, or in parts of equal collectives that are cut further."""
+    last = basis.model.num_layers
+    parts = [(1, last)]
+    if space.partial:
+        moved = {
+            stage.unit: (
+                [(step.units[unit].num_parameters) for unit in stage.unshard],
+                [step.units[unit].num_parameters for unit in before],
+            )
+            for stage, before in _collectives(step)
+            if stage.phase == "backward"
+        }
+        same = basis.network == "ideal" or len(basis.cluster.ranks) == 1
+        starts = [1, *(u for u in range(2, last + 1) if u - 1 in space.cuts or (not same and moved[u] != moved[u - 1]))]
+        parts = [(first, after - 1) for first, after in zip(starts, [*starts[1:], last + 1], strict=True)]
+    return (
+        Kind("embedding", "forward"),
+        Kind("block", "forward"),
+        Kind("head", "forward-backward"),
+        *(Kind("block", "backward", *part) for part in reversed(parts)),
+        Kind("embedding", "backward"),
+    )
+
+
+def _kind_of(step: StepStages, kinds: Sequence[Kind], stage: Stage) -> int:
+    unit = step.units[stage.unit]
+    return next(
+        index
+        for index, kind in enumerate(kinds)
+        if (kind.unit, kind.phase) == (unit.kind, stage.phase)
+        and (not kind.last or kind.first <= unit.index <= kind.last)
+    )
+
+
 def _stage_classes(
-    basis: Basis, step: StepStages
+    basis: Basis, step: StepStages, kinds: Sequence[Kind]
 ) -> tuple[tuple[StageClass, ...], tuple[float, float], tuple[float, float]]:
     """Classes of stages, and latency and slope of the exposed first gather and last reduction."""
     sizes = [unit.num_parameters for unit in step.units]
@@ -270,16 +424,15 @@ def _stage_classes(
         return floor, slope
 
     counted: dict[tuple[int, float, float, int], int] = {}
-    before: tuple[int, ...] = ()
-    for stage in step.stages:
-        kind = KINDS.index((step.units[stage.unit].kind, stage.phase))
+    last: tuple[int, ...] = step.stages[-1].reduce
+    for stage, before in _collectives(step):
+        kind = _kind_of(step, kinds, stage)
         moved = gather_bytes * sum(sizes[unit] for unit in stage.unshard)
         moved += reduce_bytes * sum(sizes[unit] for unit in before)
         key = (kind, *cost(stage.unshard, before), moved)
         counted[key] = counted.get(key, 0) + 1
-        before = stage.reduce
     classes = tuple(
         StageClass(kind=kind, count=count, floor_s=floor, slope_s=slope, moved_bytes=moved)
         for (kind, floor, slope, moved), count in counted.items()
     )
-    return classes, cost(step.first, ()), cost((), before)
+    return classes, cost(step.first, ()), cost((), last)

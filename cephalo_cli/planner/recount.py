@@ -71,26 +71,47 @@ class RankAccount:
         """Whole units in flight, their gradients, and boundaries on their way to and from the host."""
         plan, num_ranks = self.plan, len(self.plan.ranks)
         if plan.devices[self.rank.device].method == "imported":
-            return 0
+            return self._kept_unsharded_bytes()
         narrow = DTYPE_BYTES[plan.dtype]
         if num_ranks == 1 or plan.schedule == "replicated":
             buffers = 0 if narrow == self.wide else narrow * sum(unit.num_parameters for unit in self.step.units)
         else:
             reduced = self.wide if self.step.reduce_dtype is None else DTYPE_BYTES[self.step.reduce_dtype]
-            buffers = max(narrow * whole + reduced * summed for whole, summed in self._in_flight())
+            buffers = max(narrow * whole + reduced * summed for whole, summed in self._in_flight(self.step))
         if self.rank.offload and self.rank.microbatch_sizes:
             buffers += 4 * self._boundary(max(self.rank.microbatch_sizes))
         return buffers
 
-    def _in_flight(self) -> list[tuple[int, int]]:
+    def _kept_unsharded_bytes(self) -> int:
+        """What the fullest stage grows by because blocks stay unsharded between their phases."""
+        if not self.plan.num_kept_unsharded or len(self.plan.ranks) == 1:
+            return 0
+        usual = plan_stages(self.plan.model_copy(update={"keep_unsharded": None}))
+        narrow = DTYPE_BYTES[self.plan.dtype]
+        now, before = (
+            max(narrow * whole + self.wide * summed for whole, summed in self._in_flight(step))
+            for step in (self.step, usual)
+        )
+        return now - before
+
+    @cached_property
+    def again(self) -> int:
+        """How many blocks, the first ones, run their forward again in backward."""
+        if not self.rank.recompute:
+            return 0
+        stated = self.rank.recompute_blocks
+        return self.plan.model.num_layers if stated is None else stated
+
+    @staticmethod
+    def _in_flight(step: StepStages) -> list[tuple[int, int]]:
         """Parameters whole, and parameters with a gradient, in every stage."""
-        size = {unit.index: unit.num_parameters for unit in self.step.units}
+        size = {unit.index: unit.num_parameters for unit in step.units}
         found: list[tuple[int, int]] = []
         growing: set[int] = set()
         leaving: set[int] = set()
-        for stage in self.step.stages:
+        for stage in step.stages:
             if stage.phase != "forward":
-                owner = self.step.units[stage.unit].borrows
+                owner = step.units[stage.unit].borrows
                 growing |= {stage.unit} | (set() if owner is None else {owner})
             found.append((sum(size[unit] for unit in stage.unsharded), sum(size[unit] for unit in growing | leaving)))
             leaving = set(stage.reduce)
@@ -105,7 +126,7 @@ class RankAccount:
         found = [0.0]
         for kind, unit in self._curves.items():
             live = value_at(unit.microbatch, unit.working_bytes, largest)
-            if kind == "block" and unit.saved_bytes is not None and not self.rank.recompute:
+            if kind == "block" and unit.saved_bytes is not None and self.again < self.plan.model.num_layers:
                 live -= value_at(unit.microbatch, unit.saved_bytes, largest)
             found.append(live)
         return math.ceil(max(found))
@@ -117,11 +138,11 @@ class RankAccount:
             sizes = (max(sizes),)
         blocks = self.plan.model.num_layers
         kept = 0.0
-        for kind, times in (("embedding", 1), ("block", 0 if self.rank.recompute else blocks)):
+        for kind, times in (("embedding", 1), ("block", blocks - self.again)):
             unit = self._curves.get(kind)  # type: ignore[call-overload]  # the two names are kinds
             if unit is not None and unit.saved_bytes is not None:
                 kept += times * sum(value_at(unit.microbatch, unit.saved_bytes, size) for size in sizes)
-        boundaries = 1 if not self.rank.recompute else 0 if self.rank.offload else blocks + 1
+        boundaries = 0 if self.rank.offload else self.again + 1
         return math.ceil(kept) + boundaries * self._boundary(sum(sizes))
 
     def reserve_bytes(self) -> int:
@@ -140,12 +161,13 @@ class RankAccount:
         shard = math.ceil(self.rank.state_share * self.plan.num_parameters)
         return self.wide * (shard + largest) + self.reserve_bytes()
 
-    def seconds(self, kind: UnitKind, *, forward: bool, backward: bool, sizes: Sequence[int]) -> float:
+    def seconds(self, index: int, *, forward: bool, backward: bool, sizes: Sequence[int]) -> float:
         """Compute of one unit: the passes asked for, and the forward again in the backward of a recomputed block."""
+        kind = self.step.units[index].kind
         unit = self._curves.get(kind)
         if unit is None:
             return 0.0
-        passes = (1 if forward else 0) + (1 if backward and kind == "block" and self.rank.recompute else 0)
+        passes = (1 if forward else 0) + (1 if backward and kind == "block" and index <= self.again else 0)
         total = passes * sum(value_at(unit.microbatch, unit.forward_s, size) for size in sizes)
         if backward:
             total += sum(value_at(unit.microbatch, unit.backward_s, size) for size in sizes)
@@ -154,7 +176,7 @@ class RankAccount:
     def whole_seconds(self, *, backward: bool) -> float:
         """One pass through all units with all microbatches."""
         return sum(
-            self.seconds(unit.kind, forward=not backward, backward=backward, sizes=self.rank.microbatch_sizes)
+            self.seconds(unit.index, forward=not backward, backward=backward, sizes=self.rank.microbatch_sizes)
             for unit in self.step.units
         )
 
@@ -172,7 +194,7 @@ class RankAccount:
         """Compute of a stage, with what moving the stage's collectives costs the computing cores."""
         phase = stage.phase
         compute = self.seconds(
-            self.step.units[stage.unit].kind,
+            stage.unit,
             forward=phase != "backward",
             backward=phase != "forward",
             sizes=self.stage_sizes(stage),
@@ -210,10 +232,16 @@ class StepAccount:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.step = plan, plan_stages(plan)
-        known: dict[tuple[str, tuple[int, ...], float, bool, bool], RankAccount] = {}
+        known: dict[tuple[str, tuple[int, ...], float, int, bool], RankAccount] = {}
         self.ranks = [
             known.setdefault(
-                (rank.device, rank.microbatch_sizes, rank.state_share, rank.recompute, rank.offload),
+                (
+                    rank.device,
+                    rank.microbatch_sizes,
+                    rank.state_share,
+                    rank.num_recomputed(plan.model.num_layers),
+                    rank.offload,
+                ),
                 RankAccount(plan, rank, self.step),
             )
             for rank in plan.ranks
@@ -231,7 +259,8 @@ class StepAccount:
         for stage in self.step.stages:
             network = self._network_s(stage.unshard, complete)
             moved = self._moved_bytes(stage.unshard, complete)
-            key = (self.step.units[stage.unit].kind, stage.phase, stage.round, network, moved)
+            again = tuple(stage.unit <= rank.again for rank in self.distinct) if stage.phase == "backward" else ()
+            key = (self.step.units[stage.unit].kind, stage.phase, stage.round, again, network, moved)
             if key not in known:
                 compute = max(rank.stage_s(stage, moved) for rank in self.distinct)
                 known[key] = max(network, compute, *(rank.copy_s(stage) for rank in self.distinct))

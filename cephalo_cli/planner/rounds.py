@@ -15,7 +15,7 @@ from cephalo_cli.costmodel import RankChoice
 from cephalo_cli.costmodel.memory import buffers_bytes
 from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.planner.decided import Decided
-from cephalo_cli.planner.problem import KINDS, DeviceGroup, Mode, Problem
+from cephalo_cli.planner.problem import DeviceGroup, Mode, Problem
 from cephalo_cli.planner.sizes import size_costs
 from cephalo_cli.schedule import step_stages
 
@@ -168,7 +168,7 @@ class _Sizes:
         problem = way.problem
         most = min(problem.batch_size, max(MOST_SAMPLES, 8 * -(-problem.batch_size // problem.num_ranks)))
         costs = size_costs(problem, group, mode, most, trim=False)
-        self.seconds = costs.additive[:, : len(KINDS)] @ np.array(problem.counts, dtype=np.float64)
+        self.seconds = costs.additive[:, : costs.num_kinds] @ np.array(problem.counts, dtype=np.float64)
         saved = np.ceil(costs.additive[:, -2]) + costs.boundary_bytes * np.arange(most + 1)
         more_buffers = [0, 0] if group.device.method == "imported" else way.more_buffers
         state = math.ceil(way.share * problem.state_bytes)

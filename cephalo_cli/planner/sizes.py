@@ -1,22 +1,25 @@
 """What one microbatch costs, by size: the additive vectors from which every option is built."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from cephalo_cli.artifacts.profile import UnitKind
-from cephalo_cli.costmodel.compute import RankChoice, stage_s
+from cephalo_cli.artifacts.profile import DeviceProfile, UnitKind
+from cephalo_cli.costmodel.compute import stage_s
 from cephalo_cli.costmodel.memory import rank_memory, working_bytes
 from cephalo_cli.costmodel.tables import interpolate
-from cephalo_cli.planner.problem import KINDS, DeviceGroup, Mode, Problem
+from cephalo_cli.planner.problem import DeviceGroup, Mode, Problem
 from cephalo_cli.schedule import Phase
 from cephalo_cli.units import boundary_bytes
 
-__all__ = ["SizeCosts", "rates", "size_costs"]
+__all__ = ["SizeCosts", "family_costs", "kind_seconds", "rates", "size_costs"]
 
 NEGLIGIBLE_BYTES = 8.0
 """Difference of bytes a sample that does not decide between multisets: rounding of what was measured."""
+
+BESIDE_KINDS = 3
+"""Additive costs that are not seconds of a kind."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,7 +29,8 @@ class SizeCosts:
     """Costs of one microbatch by size, for one device group and mode; index 0 is size 0."""
 
     additive: Floats
-    """Shape (sizes + 1, kinds + 2): seconds by kind, bytes kept beside boundaries, and 1 for the microbatch."""
+    """Shape (sizes + 1, kinds + 3): seconds by kind, bytes one more block keeps (of a family of modes, else 0), bytes
+    kept beside boundaries, and 1 for the microbatch."""
     matters: npt.NDArray[np.bool_]
     """Which columns a choice between multisets of the same sum depends on."""
     beside_bytes: Floats
@@ -38,6 +42,11 @@ class SizeCosts:
     out_s: Floats
     in_latency_s: Floats
     out_latency_s: Floats
+
+    @property
+    def num_kinds(self) -> int:
+        """Number of kinds of stages."""
+        return int(self.additive.shape[1]) - BESIDE_KINDS
 
     @property
     def max_size(self) -> int:
@@ -60,6 +69,32 @@ def size_costs(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int, 
     return found
 
 
+def family_costs(problem: Problem, group: DeviceGroup, family: tuple[int, ...], max_size: int) -> SizeCosts:
+    """Costs from which those of every mode of a family follow: seconds of its first one, bytes of its last one.
+
+    A mode that recomputes c blocks fewer than the last one keeps c times what one more block keeps, and needs c
+    boundaries less; one that recomputes c blocks more than the first one takes c block forwards longer.
+    """
+    first, last = group.modes[family[0]], group.modes[family[-1]]
+    costs = size_costs(problem, group, last, max_size)
+    if len(family) == 1:
+        return costs
+    quickest, block = size_costs(problem, group, first, max_size), group.device.units.get("block")
+    additive = quickest.additive.copy()
+    additive[:, -2] = costs.additive[:, -2]
+    if block is not None and block.saved_bytes is not None:
+        additive[1:, -3] = [interpolate(block.microbatch, block.saved_bytes, size) for size in range(1, len(additive))]
+    matters = quickest.matters | costs.matters
+    matters[-3] = _decides(additive[:, -3])
+    return replace(costs, additive=additive, matters=matters)
+
+
+def _decides(kept_bytes: Floats) -> bool:
+    """Whether bytes kept by size can tell multisets of one sum apart."""
+    per_sample = kept_bytes[1:] / np.arange(1, len(kept_bytes))
+    return bool(len(per_sample) and kept_bytes.any() and np.ptp(per_sample) > NEGLIGIBLE_BYTES)
+
+
 def _size_costs(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int, *, trim: bool) -> SizeCosts:
     device = group.device
     beside = _beside(problem, group, mode, max_size)
@@ -67,24 +102,24 @@ def _size_costs(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int,
     largest = max_size if not trim else int(fits[-1]) if len(fits) else 0
     keepers = [(unit, 1) for kind, unit in device.units.items() if kind == "embedding"]
     num_blocks = problem.basis.model.num_layers
-    if not mode.recompute:
-        keepers += [(unit, num_blocks) for kind, unit in device.units.items() if kind == "block"]
-    rows = [[0.0] * (len(KINDS) + 2)]
+    num_again = mode.choice(group.name, (), 0.0).num_recomputed(num_blocks)
+    if num_again < num_blocks:
+        keepers += [(unit, num_blocks - num_again) for kind, unit in device.units.items() if kind == "block"]
+    rows = [[0.0] * (len(problem.kinds) + BESIDE_KINDS)]
     for size in range(1, largest + 1):
-        seconds = [stage_s(device, kind, phase, (size,), recompute=mode.recompute) for kind, phase in KINDS]
+        seconds = kind_seconds(problem, device, (size,), num_again)
         kept = sum(
             times * interpolate(unit.microbatch, unit.saved_bytes, size)
             for unit, times in keepers
             if unit.saved_bytes is not None
         )
-        rows.append([*seconds, kept, 1.0])
+        rows.append([*seconds, 0.0, kept, 1.0])
     additive = np.array(rows)
     copies = _copies(problem, group, mode)
     matters = np.asarray(additive.any(axis=0))
-    per_sample = additive[1:, -2] / np.arange(1, largest + 1)
-    matters[-2] &= bool(np.ptp(per_sample) > NEGLIGIBLE_BYTES) if largest else False
+    matters[-2] = _decides(additive[:, -2])
     matters[-1] = bool(copies[2].any() or copies[3].any())
-    num_saved = 1 if not mode.recompute else 0 if mode.offload else num_blocks + 1
+    num_saved = 0 if mode.offload else num_again + 1
     return SizeCosts(
         additive=additive,
         matters=matters,
@@ -105,37 +140,59 @@ def _beside(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int) -> 
             rank_memory(
                 problem.basis,
                 problem.settings,
-                RankChoice(
-                    device=group.name, microbatch_sizes=sizes, state_share=0.0, recompute=True, offload=mode.offload
-                ),
-                step=problem.step,
+                Mode(recompute=True, offload=mode.offload).choice(group.name, sizes, 0.0),
+                step=problem.memory_step,
                 num_ranks=problem.num_ranks,
             ).buffers_bytes
             for sizes in ((), (1,))
         )
     none, one = problem.tables[key]
     sizes = np.arange(max_size + 1, dtype=np.float64)
-    working = [
-        working_bytes(group.device, (size,) if size else (), recompute=mode.recompute) for size in range(max_size + 1)
-    ]
+    every = mode.recompute and mode.recompute_blocks is None
+    label = ("working", group.name, every, max_size)
+    if label not in problem.tables:
+        problem.tables[label] = [
+            working_bytes(group.device, (size,) if size else (), recompute=every) for size in range(max_size + 1)
+        ]
+    working = problem.tables[label]
     return np.asarray(group.reserve_bytes + none + (one - none) * sizes + np.array(working, dtype=np.float64))
 
 
 def _copies(problem: Problem, group: DeviceGroup, mode: Mode) -> tuple[Floats, Floats, Floats, Floats]:
     """Copies in and out by kind: seconds a sample, then latency a microbatch, as `costmodel.compute.copy_s` counts."""
     host = group.device.host_copy
-    zeros = np.zeros(len(KINDS))
+    zeros = np.zeros(len(problem.kinds))
     if not mode.offload or host is None:
         return zeros, zeros, zeros, zeros
     boundary = boundary_bytes(problem.basis.model, problem.basis.seq_len, problem.basis.dtype, 1)
-    num_in = np.array([(kind != "embedding") + (phase == "backward") for kind, phase in KINDS], dtype=np.float64)
-    num_out = np.array([phase == "forward" or kind != "embedding" for kind, phase in KINDS], dtype=np.float64)
+    num_in = np.array([(kind.unit != "embedding") + (kind.phase == "backward") for kind in problem.kinds], dtype=float)
+    num_out = np.array([kind.phase == "forward" or kind.unit != "embedding" for kind in problem.kinds], dtype=float)
     return (
         num_in * boundary / host.to_device_bytes_per_s,
         num_out * boundary / host.to_host_bytes_per_s,
         num_in * host.latency_s,
         num_out * host.latency_s,
     )
+
+
+def kind_seconds(problem: Problem, device: DeviceProfile, sizes: tuple[int, ...], num_recomputed: int) -> list[float]:
+    """Seconds of one stage of every kind for a rank that recomputes so many blocks, the average in every part."""
+    block = [stage_s(device, "block", phase, sizes, recompute=False) for phase in ("forward", "backward")]
+    found = []
+    for kind in problem.kinds:
+        if kind.unit != "block":
+            found.append(stage_s(device, kind.unit, kind.phase, sizes, recompute=False))
+        elif kind.phase == "forward":
+            found.append(block[0])
+        else:
+            found.append(_again_s(device, sizes, kind.part_again(num_recomputed), block))
+    return found
+
+
+def _again_s(device: DeviceProfile, sizes: tuple[int, ...], part: float, block: list[float]) -> float:
+    if part == 1.0:  # summed as the cost model does
+        return stage_s(device, "block", "backward", sizes, recompute=True)
+    return block[1] + part * block[0]
 
 
 def rates(problem: Problem, group: DeviceGroup) -> Floats:
@@ -152,7 +209,7 @@ def rates(problem: Problem, group: DeviceGroup) -> Floats:
         return min(stage_s(group.device, kind, phase, (size,), recompute=recompute) / size for size in points)
 
     found = []
-    for kind, phase in KINDS:
+    for kind, phase, _, _ in problem.kinds:
         forward, backward = least(kind, "forward", recompute=False), least(kind, "backward", recompute=False)
         again = forward if kind == "block" and all(mode.recompute for mode in group.modes) else 0.0
         found.append({"forward": forward, "backward": backward + again, "forward-backward": forward + backward}[phase])

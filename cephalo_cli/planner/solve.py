@@ -11,27 +11,38 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from cephalo_cli.costmodel import RankChoice, rank_memory, step_estimate
-from cephalo_cli.costmodel.compute import stage_s
 from cephalo_cli.planner.bounds import Bounds, bound_options, open_samples
 from cephalo_cli.planner.columns import ColumnSearch
 from cephalo_cli.planner.frugal import state_fits
-from cephalo_cli.planner.limits import TOLERANCE, Found, Search, stage_floors
+from cephalo_cli.planner.limits import TOLERANCE, Effort, Found, Search, price_rows, stage_floors
 from cephalo_cli.planner.microbatches import list_exactly
-from cephalo_cli.planner.options import BELOW, Listing, Options, Window, join_options, without_dominated
-from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem
+from cephalo_cli.planner.options import (
+    BELOW,
+    Listing,
+    Options,
+    Window,
+    chosen_options,
+    join_options,
+    without_dominated,
+)
+from cephalo_cli.planner.problem import DeviceGroup, Problem
 from cephalo_cli.planner.shares import ROUNDING, ShareLimits, fair_shares
-from cephalo_cli.planner.sizes import rates
+from cephalo_cli.planner.sizes import kind_seconds, rates
+from cephalo_cli.planner.teams import relax, root_teams
 from cephalo_cli.planner.tidy import tidy
 
-__all__ = ["Solution", "compute_bound_s", "place_shares", "solve"]
+__all__ = ["Outcome", "Solution", "compute_bound_s", "fixed", "improve", "least_s", "price", "solve"]
 
 Floats = npt.NDArray[np.float64]
+
+BELOW_BEST = (0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
+"""Distances to the best plan at which a quick bound is tried."""
 
 BUDGETS = (1.3, 3.0, math.inf)
 """Budgets to try, as multiples of the lower bound."""
@@ -49,6 +60,120 @@ class Solution:
     """Whether the search ended by itself."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Whether a problem holds a plan that is faster than a known one."""
+
+    solution: Solution | None
+    """The best such plan; None where there is none, or none was found in time."""
+    lower_bound_s: float
+    """No plan of the problem is faster than this or the known one."""
+
+
+def improve(
+    problem: Problem,
+    known_s: float,
+    deadline: float | None = None,
+    *,
+    effort: Effort | None = None,
+    bounded: bool = True,
+) -> Outcome:
+    """Look for the best layer-major plan that is faster than ``known_s``.
+
+    Args:
+        problem: The problem.
+        known_s: The step to beat.
+        deadline: `time.monotonic` at which to stop with what is known by then.
+        effort: How much to do before stopping likewise.
+        bounded: Whether to work out a bound where the search was stopped.
+    """
+    effort = effort or Effort()
+    floors = stage_floors(problem)
+    counts = np.array(problem.counts, dtype=np.float64)
+    flat = np.zeros(len(problem.kinds)) if problem.moves else floors
+    ideal = _ideal_s(problem, _reaches(problem, floors, counts))
+    least_exposed = problem.exposed_floor_s + problem.exposed_slope_s * _least_busiest(problem)
+    known = Found(rows=(), limits=ShareLimits(known_s, 0.0, 0.0))
+    none = Outcome(solution=None, lower_bound_s=known_s)
+    window = Window(floors_s=floors, counts=counts, budget_s=known_s - least_exposed, flat_s=flat)
+    if ideal > window.budget_s:
+        return none
+    bounds = _bounds(problem, window)
+    if not problem.moves:
+        needed = _needed(problem, bounds, known, window=window, deadline=deadline)
+        if needed is None:
+            return none
+        window = replace(window, floors_s=needed, flat_s=needed)
+    concrete = [without_dominated(bound.concrete, window.flat_s) for bound in bounds]
+    search = _searcher(problem, concrete, deadline, known, effort=effort)
+    search.run()
+    if search.best is None:
+        raise AssertionError("a search does not lose its plan")
+    settled: _Settled | None = None
+    if not search.timed_out:
+        closer = replace(window, budget_s=search.best.limits.step_s - least_exposed)
+        settled = _settle(problem, bounds, concrete, search.best, window=closer, deadline=deadline, effort=effort)
+    if settled is None or not settled.proven:
+        best = search.best if settled is None else settled.found
+        lower = ideal + least_exposed
+        if bounded:
+            lower = max(lower, _quick_bound(problem, bounds, best.limits.step_s, window))
+        settled = _Settled(concrete if settled is None else settled.options, best, lower, proven=False)
+    if settled.found is known:
+        return Outcome(solution=None, lower_bound_s=known_s if settled.proven else settled.lower_bound_s)
+    solution = _solution(problem, settled)
+    return Outcome(solution=solution, lower_bound_s=solution.lower_bound_s)
+
+
+def _quick_bound(problem: Problem, bounds: Sequence[Bounds], best_s: float, window: Window) -> float:
+    """A bound on all plans from the options' bounds, without branching: nothing is found below the first of these."""
+    relaxed = [without_dominated(bound.relaxed, window.flat_s) for bound in bounds]
+    if problem.moves:
+        solved = relax(problem, relaxed, root_teams(problem, relaxed), scale_s=best_s)
+        return best_s if solved is None else min(best_s, solved.bound)
+    near, far = 0.0, 1.0
+    for below in BELOW_BEST:
+        if _none_below(problem, relaxed, best_s * (1.0 - below)):
+            far = below
+            break
+        near = below
+    for _ in range(2):
+        middle = (near + far) / 2
+        near, far = (near, middle) if _none_below(problem, relaxed, best_s * (1.0 - middle)) else (middle, far)
+    return best_s * (1.0 - far)
+
+
+def _none_below(problem: Problem, relaxed: Sequence[Options], step_s: float) -> bool:
+    """Whether not even the options' bounds make a plan below a step, as far as one look tells."""
+    target = Found(rows=(), limits=ShareLimits(step_s, 0.0, 0.0))
+    return Search(problem, relaxed, None, target).needed() is None
+
+
+def price(problem: Problem, choices: Sequence[RankChoice]) -> float | None:
+    """The step of given microbatches and modes under the best shares; None where the state does not fit beside them."""
+    limits = _limits_of(problem, choices)
+    return None if limits is None else limits.step_s
+
+
+def fixed(problem: Problem, choices: Sequence[RankChoice]) -> Solution | None:
+    """The best shares for given microbatches and modes; None where the state does not fit beside them."""
+    limits = _limits_of(problem, choices)
+    if limits is None:
+        return None
+    placed = place_shares(problem, [replace(choice, state_share=0.0) for choice in choices], limits)
+    step_s = step_estimate(problem.basis, placed, problem.step).step_s
+    return Solution(choices=placed, step_s=step_s, lower_bound_s=limits.step_s, proven=False)
+
+
+def _limits_of(problem: Problem, choices: Sequence[RankChoice]) -> ShareLimits | None:
+    options, rows = chosen_options(problem, choices)
+    if not problem.moves:
+        return price_rows(problem, options, rows)
+    search = ColumnSearch(problem, options, None)
+    search.settle(rows)
+    return None if search.best is None else search.best.limits
+
+
 def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
     """Find the best layer-major plan.
 
@@ -61,19 +186,15 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
     """
     floors = stage_floors(problem)
     counts = np.array(problem.counts, dtype=np.float64)
-    flat = np.zeros(len(KINDS)) if problem.moves else floors
-    reaches = [_Reach(rates(problem, group), floors, counts, problem.batch_size) for group in problem.groups]
-    ideal = _ideal_s(problem, reaches)
+    flat = np.zeros(len(problem.kinds)) if problem.moves else floors
+    ideal = _ideal_s(problem, _reaches(problem, floors, counts))
     least_exposed = problem.exposed_floor_s + problem.exposed_slope_s * _least_busiest(problem)
     budgets = [ideal * factor if factor < math.inf else math.inf for factor in BUDGETS]
     while budgets:
         window = Window(floors_s=floors, counts=counts, budget_s=budgets.pop(0), flat_s=flat)
-        bounds = [
-            bound_options(problem, group, math.floor(reach.within(window.budget_s) * (1.0 + ROUNDING)), window)
-            for group, reach in zip(problem.groups, reaches, strict=True)
-        ]
+        bounds = _bounds(problem, window)
         concrete = [without_dominated(bound.concrete, flat) for bound in bounds]
-        search = _searcher(problem)(problem, concrete, deadline)
+        search = _searcher(problem, concrete, deadline, None)
         bound = search.run()
         if search.best is None:
             if search.timed_out or (budgets == [math.inf] and not state_fits(problem)):
@@ -81,15 +202,47 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
             continue
         spent = search.best.limits.step_s - least_exposed
         if search.timed_out:
-            return _solution(problem, concrete, search.best, min(ideal + least_exposed, bound), proven=False)
+            lower = min(ideal + least_exposed, bound)
+            return _solution(problem, _Settled(concrete, search.best, lower, proven=False))
         if spent <= window.budget_s:
             window = replace(window, budget_s=spent)
-            found = _settle(problem, bounds, concrete, search.best, window=window, deadline=deadline)
-            if found is None:
-                return _solution(problem, concrete, search.best, ideal + least_exposed, proven=False)
-            return found
+            settled = _settle(problem, bounds, concrete, search.best, window=window, deadline=deadline)
+            unsettled = _Settled(concrete, search.best, ideal + least_exposed, proven=False)
+            return _solution(problem, settled or unsettled)
         budgets = [spent * (1.0 + ROUNDING)]
     return None
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """The best plan of some options, and what is proven of it."""
+
+    options: Sequence[Options]
+    found: Found
+    lower_bound_s: float
+    _: KW_ONLY
+    proven: bool
+
+
+def _reaches(problem: Problem, floors: Floats, counts: Floats) -> "list[_Reach]":
+    return [_Reach(rates(problem, group), floors, counts, problem.batch_size) for group in problem.groups]
+
+
+def _bounds(problem: Problem, window: Window) -> list[Bounds]:
+    """Options of every group within a window, from both sides."""
+    reaches = _reaches(problem, window.floors_s, window.counts)
+    return [
+        bound_options(problem, group, math.floor(reach.within(window.budget_s) * (1.0 + ROUNDING)), window)
+        for group, reach in zip(problem.groups, reaches, strict=True)
+    ]
+
+
+def _needed(
+    problem: Problem, bounds: Sequence[Bounds], best: Found, *, window: Window, deadline: float | None
+) -> Floats | None:
+    """Limits by kind that every plan better than the best one needs; None where there is no such plan."""
+    relaxed = [without_dominated(bound.relaxed, window.flat_s) for bound in bounds]
+    return Search(problem, relaxed, deadline, best).needed()
 
 
 def _settle(
@@ -100,46 +253,54 @@ def _settle(
     *,
     window: Window,
     deadline: float | None,
-) -> Solution | None:
+    effort: Effort | None = None,
+) -> _Settled | None:
     """Prove the best plan of the concrete options, or find a better one among all; None where time is up before."""
+    proven = _Settled(concrete, best, best.limits.step_s * (1.0 - TOLERANCE), proven=True)
     if not problem.moves:
-        relaxed = [without_dominated(bound.relaxed, window.flat_s) for bound in bounds]
-        needed = Search(problem, relaxed, deadline, best).needed()
+        needed = _needed(problem, bounds, best, window=window, deadline=deadline)
         if needed is None:
-            return _solution(problem, concrete, best, best.limits.step_s * (1.0 - TOLERANCE), proven=True)
+            return proven
         window = replace(window, floors_s=needed, flat_s=needed)
     listed = []
     for bound, known in zip(bounds, concrete, strict=True):
         parts = [known]
-        for mode, costs in enumerate(bound.costs):
-            targets = open_samples(bound, mode, window)
+        for family, costs, least in zip(known.group.families, bound.costs, bound.least, strict=True):
+            targets = open_samples(bound, family, window)
             if len(targets):
-                listing = Listing(group=known.group, mode=mode, costs=costs, history=bound.history)
-                if not list_exactly(listing, targets, bound.least[mode], window, deadline=deadline):
+                listing = Listing(group=known.group, family=family, costs=costs, history=bound.history)
+                if not list_exactly(listing, targets, least, window, deadline=deadline):
                     return None
                 parts.append(listing.options(problem))
         listed.append(without_dominated(join_options(parts), window.flat_s) if len(parts) > 1 else known)
     if all(now is before for now, before in zip(listed, concrete, strict=True)):
-        return _solution(problem, concrete, best, best.limits.step_s * (1.0 - TOLERANCE), proven=True)
-    search = _searcher(problem)(problem, listed, deadline, best)
+        return proven
+    search = _searcher(problem, listed, deadline, best, effort=effort)
     lower = search.run()
     if search.best is None:
         raise AssertionError("a search does not lose its plan")
     options = concrete if search.best is best else listed
-    return _solution(problem, options, search.best, lower, proven=not search.timed_out)
+    return _Settled(options, search.best, lower, proven=not search.timed_out)
 
 
-def _searcher(problem: Problem) -> type[Search] | type[ColumnSearch]:
-    return ColumnSearch if problem.moves else Search
+def _searcher(
+    problem: Problem,
+    options: Sequence[Options],
+    deadline: float | None,
+    best: Found | None,
+    effort: Effort | None = None,
+) -> Search | ColumnSearch:
+    if problem.moves:
+        return ColumnSearch(problem, options, deadline, best, effort=effort)
+    return Search(problem, options, deadline, best, effort)
 
 
 def _least_busiest(problem: Problem) -> float:
     return 0.0 if problem.network is None else problem.network.least_busiest
 
 
-def _solution(
-    problem: Problem, options: Sequence[Options], found: Found, lower_bound_s: float, *, proven: bool
-) -> Solution:
+def _solution(problem: Problem, settled: _Settled) -> Solution:
+    options, found, lower_bound_s = settled.options, settled.found, settled.lower_bound_s
     if not problem.moves:
         found = tidy(problem, options, found)
     by_rank: dict[int, RankChoice] = {}
@@ -148,7 +309,8 @@ def _solution(
         by_rank |= {rank: listed.choice(row, 0.0) for rank, row in zip(group.ranks, ordered, strict=True)}
     choices = place_shares(problem, [by_rank[rank] for rank in range(problem.num_ranks)], found.limits)
     step_s = step_estimate(problem.basis, choices, problem.step).step_s
-    return Solution(choices=choices, step_s=step_s, lower_bound_s=min(lower_bound_s, step_s), proven=proven)
+    lower = min(lower_bound_s, found.limits.step_s)
+    return Solution(choices=choices, step_s=step_s, lower_bound_s=min(lower, step_s), proven=settled.proven)
 
 
 def place_shares(problem: Problem, choices: Sequence[RankChoice], limits: ShareLimits) -> tuple[RankChoice, ...]:
@@ -172,7 +334,7 @@ def _share_bounds(
     problem: Problem, group: DeviceGroup, choice: RankChoice, limits: ShareLimits
 ) -> tuple[float, float, float, float]:
     """Least and largest share, the share that would fill the memory, and the memory limit in shares."""
-    memory = rank_memory(problem.basis, problem.settings, choice, step=problem.step, num_ranks=problem.num_ranks)
+    memory = rank_memory(problem.basis, problem.settings, choice, step=problem.memory_step, num_ranks=problem.num_ranks)
     free = (memory.limit_bytes - memory.total_bytes) / problem.state_bytes * BELOW
     low, high = 0.0, min(1.0, free, group.startup_share)
     network = problem.network
@@ -184,9 +346,10 @@ def _share_bounds(
         high = min(high, limits.optimizer_s / group.optimizer_s)
     if network is not None and group.moving_s_per_byte > 0:
         constant, slope = network.handled
+        num_again = choice.num_recomputed(problem.basis.model.num_layers)
+        own_s = kind_seconds(problem, group.device, choice.microbatch_sizes, num_again)
         for stage, seconds in zip(problem.stages, limits.stages_s, strict=True):
-            kind, phase = KINDS[stage.kind]
-            own = stage_s(group.device, kind, phase, choice.microbatch_sizes, recompute=choice.recompute)
+            own = own_s[stage.kind]
             if stage.moved_bytes and slope:
                 reach = ((seconds - own) / (group.moving_s_per_byte * stage.moved_bytes) - constant) / slope
                 low, high = (low, min(high, reach)) if slope > 0 else (max(low, reach), high)
@@ -229,10 +392,18 @@ def _ideal_s(problem: Problem, reaches: Sequence[_Reach]) -> float:
     return high
 
 
+def least_s(problem: Problem) -> float:
+    """No plan of the problem is faster than this: samples split in any way, shares even."""
+    floors = stage_floors(problem)
+    counts = np.array(problem.counts, dtype=np.float64)
+    exposed = problem.exposed_floor_s + problem.exposed_slope_s * _least_busiest(problem)
+    return exposed + _ideal_s(problem, _reaches(problem, floors, counts))
+
+
 def compute_bound_s(problem: Problem) -> float:
     """No plan under any schedule is faster than this: samples split in any way, nothing but compute counted."""
     counts = np.array(problem.counts, dtype=np.float64)
-    floors = np.zeros(len(KINDS))
+    floors = np.zeros(len(problem.kinds))
     return _ideal_s(
         problem, [_Reach(rates(problem, group), floors, counts, problem.batch_size) for group in problem.groups]
     )

@@ -19,7 +19,7 @@ from cephalo_cli.artifacts.plan import Alternative, Strategy
 from cephalo_cli.costmodel import RankChoice
 from cephalo_cli.errors import UsageError
 from cephalo_cli.planner.decided import Decided
-from cephalo_cli.planner.problem import KINDS, DeviceGroup, Problem
+from cephalo_cli.planner.problem import DeviceGroup, Problem
 from cephalo_cli.planner.rounds import largest_remainder, make_fsdp, make_poplar, make_whale, uniform_sizes
 from cephalo_cli.planner.sizes import SizeCosts, size_costs
 
@@ -113,7 +113,7 @@ class _Quickest:
             sizes = np.flatnonzero(costs.beside_bytes[1:] <= room) + 1
             if self.problem.settings.microbatch_size is not None:
                 sizes = sizes[sizes == self.problem.settings.microbatch_size]
-            seconds = costs.additive[sizes, : len(KINDS)] @ self.counts
+            seconds = costs.additive[sizes, : costs.num_kinds] @ self.counts
             if len(sizes):
                 best = max(best, float((sizes / np.maximum(seconds, 1e-12)).max()))
         return best
@@ -131,7 +131,7 @@ class _Quickest:
                 else:
                     total = costs.additive[list(sizes)].sum(axis=0) if sizes else costs.additive[0]
                     beside = costs.beside_bytes[max(sizes, default=0)] + total[-2] + costs.boundary_bytes * samples
-                    seconds = float(total[: len(KINDS)] @ self.counts)
+                    seconds = float(total[: costs.num_kinds] @ self.counts)
                     fits = bool(beside <= room)
                     key = (not fits, seconds if fits else float(beside), seconds)
                 if best is None or key < best[0]:

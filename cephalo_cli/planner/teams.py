@@ -21,7 +21,7 @@ from scipy.optimize import linprog
 from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Network, Problem
 
-__all__ = ["Relaxed", "Team", "relax"]
+__all__ = ["Relaxed", "Team", "relax", "root_teams"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,6 +46,14 @@ class Relaxed:
     """S / N of each team."""
     penalties_s: tuple[Floats, ...]
     """By how much the bound rises at least if one rank takes an option (its reduced cost)."""
+
+
+def root_teams(problem: Problem, options: Sequence[Options]) -> tuple[Team, ...]:
+    """The node that holds every plan: equal devices are one team."""
+    return tuple(
+        Team(index, group.count, tuple(range(len(listed))))
+        for index, (group, listed) in enumerate(zip(problem.groups, options, strict=True))
+    )
 
 
 def relax(problem: Problem, options: Sequence[Options], teams: Sequence[Team], *, scale_s: float) -> Relaxed | None:

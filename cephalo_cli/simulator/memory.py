@@ -2,9 +2,9 @@
 
 state and reserve are always there. buffers: a unit's whole parameters from the issue of its gather until they are
 freed, and its gradient from the first backward until its reduction has ended. working: the live tensors of the largest
-microbatch of a compute action. saved: boundaries (and, without recompute, what autograd keeps) from the forward that
-makes them to the backward that eats them. The sizes are those of `costmodel.memory`; only the moments are new, so the
-peak never exceeds the plan's total and is smaller where the plan's terms peak at different moments.
+microbatch of a compute action. saved: boundaries (and, of blocks that are not recomputed, what autograd keeps) from the
+forward that makes them to the backward that eats them. The sizes are those of `costmodel.memory`; only the moments are
+new, so the peak never exceeds the plan's total and is smaller where the plan's terms peak at different moments.
 """
 
 import math
@@ -13,9 +13,16 @@ from dataclasses import dataclass
 
 from cephalo_cli.artifacts.plan import Memory
 from cephalo_cli.artifacts.profile import DeviceProfile, UnitKind
-from cephalo_cli.costmodel.memory import accumulation_bytes, gradient_bytes, limit_bytes, state_bytes, working_bytes
+from cephalo_cli.costmodel.memory import (
+    accumulation_bytes,
+    buffers_bytes,
+    gradient_bytes,
+    limit_bytes,
+    state_bytes,
+    working_bytes,
+)
 from cephalo_cli.costmodel.tables import interpolate
-from cephalo_cli.schedule import Op
+from cephalo_cli.schedule import Op, resharding
 from cephalo_cli.simulator.parts import Part, Setting
 from cephalo_cli.simulator.play import PartPlay, StepPlay
 from cephalo_cli.simulator.program import Compute, Issue, Optimize, Reshard
@@ -124,15 +131,19 @@ class _Buffers:
         self.sizes = [unit.num_parameters for unit in step.units]
         self.borrows = [unit.borrows for unit in step.units]
         self.collectives = setting.collectives
-        accumulation, compute = accumulation_bytes(plan.dtype), DTYPE_BYTES[plan.dtype]
-        self.per_gradient, self.per_parameter = float(gradient_bytes(step, plan.dtype)), float(compute)
+        self.per_gradient = float(gradient_bytes(step, plan.dtype))
+        self.per_parameter = float(DTYPE_BYTES[plan.dtype])
         keeps_all = len(plan.ranks) == 1 or step.name == "replicated"
         self.always = 0.0
-        if keeps_all or part.device.method == "imported":
+        self.within = 0
+        """Bytes of buffers that an imported table's working memory has inside."""
+        if keeps_all or (part.device.method == "imported" and not step.keep_unsharded):
             self.per_gradient = self.per_parameter = 0.0
+        elif part.device.method == "imported":
+            self.within = buffers_bytes(resharding(step), num_ranks=len(plan.ranks), dtype=plan.dtype)
         if part.device.method != "imported":
-            if keeps_all and compute != accumulation:
-                self.always += compute * sum(self.sizes)
+            if keeps_all and DTYPE_BYTES[plan.dtype] != accumulation_bytes(plan.dtype):
+                self.always += DTYPE_BYTES[plan.dtype] * sum(self.sizes)
             sizes = part.choice.microbatch_sizes
             if part.choice.offload and sizes:
                 self.always += 4 * boundary_bytes(plan.model, plan.seq_len, plan.dtype, max(sizes))
@@ -158,10 +169,12 @@ class _Buffers:
 
     def num_bytes(self, now: float) -> float:
         gradients = self.accumulating | {unit for unit, end in self.reducing.items() if end > now}
-        return (
+        return max(
+            0.0,
             self.always
+            - self.within
             + self.per_parameter * sum(self.sizes[unit] for unit in self.whole)
-            + self.per_gradient * sum(self.sizes[unit] for unit in gradients)
+            + self.per_gradient * sum(self.sizes[unit] for unit in gradients),
         )
 
 
@@ -173,9 +186,12 @@ class _Saved:
         self.kinds: list[UnitKind] = [unit.kind for unit in setting.step.units]
         self.device: DeviceProfile = part.device
         self.sizes = part.choice.microbatch_sizes
-        self.recompute, self.offload = part.choice.recompute, part.choice.offload
+        self.offload = part.choice.offload
+        self.num_recomputed = part.choice.num_recomputed(plan.model.num_layers)
         self.boundary = [boundary_bytes(plan.model, plan.seq_len, plan.dtype, size) for size in self.sizes]
-        self.working = {kind: self._working(kind) for kind in part.device.units}
+        self.working = {
+            (kind, again): self._working(kind, again=again) for kind in part.device.units for again in (False, True)
+        }
         self.autograd = {kind: [self._kept(kind, size) for size in self.sizes] for kind in part.device.units}
         self.held = 0.0
 
@@ -193,21 +209,20 @@ class _Saved:
             if op is Op.BACKWARD and action.phase == "backward":
                 self.held -= self._kept_over_time(action.unit, kind, microbatch)
         self.held = max(0.0, self.held)
-        return self.working.get(kind, 0.0), most, self.held
+        again = kind == "block" and action.unit <= self.num_recomputed
+        return self.working.get((kind, again), 0.0), most, self.held
 
     def _kept_over_time(self, unit: int, kind: UnitKind, microbatch: int) -> float:
         """Bytes of one unit and microbatch that live from its forward to its backward.
 
-        Without recompute one boundary is enough: what a block needs of its input is in its own graph.
+        What a block that is not recomputed needs of its input is in its own graph; one boundary is there in any case.
         """
-        graph = self._graph(kind, microbatch)
-        if self.recompute:
-            return graph + (0 if self.offload else self.boundary[microbatch])
-        return graph + (self.boundary[microbatch] if unit == 0 else 0)
+        keeps = unit <= self.num_recomputed and not self.offload
+        return self._graph(unit, kind, microbatch) + (self.boundary[microbatch] if keeps else 0)
 
-    def _graph(self, kind: UnitKind, microbatch: int) -> float:
+    def _graph(self, unit: int, kind: UnitKind, microbatch: int) -> float:
         """What autograd keeps of a unit between forward and backward."""
-        if kind == "head" or kind not in self.autograd or (kind == "block" and self.recompute):
+        if kind == "head" or kind not in self.autograd or (kind == "block" and unit <= self.num_recomputed):
             return 0.0
         return self.autograd[kind][microbatch]
 
@@ -215,7 +230,7 @@ class _Saved:
         unit = self.device.units[kind]
         return 0.0 if unit.saved_bytes is None else interpolate(unit.microbatch, unit.saved_bytes, size)
 
-    def _working(self, kind: UnitKind) -> float:
+    def _working(self, kind: UnitKind, *, again: bool) -> float:
         """Working memory of one kind of unit, as the cost model counts it for a device that has no other kind."""
         alone = self.device.model_copy(update={"units": {kind: self.device.units[kind]}})
-        return float(working_bytes(alone, self.sizes, recompute=self.recompute))
+        return float(working_bytes(alone, self.sizes, recompute=again))

@@ -1,9 +1,13 @@
 """The planner against enumeration: every split, every multiset, every mode, with the shares solved as a linear program.
 
+Once for ranks that recompute all blocks or none, and once with every number of recomputed blocks on every rank, and
+every number of blocks that stay unsharded.
+
 Nothing of the search is used here; the numbers come from the cost model's own functions.
 """
 
 import itertools
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +24,8 @@ from cephalo_cli.costmodel.memory import state_bytes
 from cephalo_cli.costmodel.step import collective_times
 from cephalo_cli.planner.problem import make_problem
 from cephalo_cli.planner.solve import solve
-from cephalo_cli.schedule import step_stages
+from cephalo_cli.planner.spend import best_plan
+from cephalo_cli.schedule import is_recomputed, step_stages
 from cephalo_cli.units import model_units
 
 Option = tuple[Any, ...]
@@ -34,31 +39,50 @@ def partitions(total: int, largest: int) -> Iterator[tuple[int, ...]]:
             yield (size, *rest)
 
 
-def rank_options(profile: Profile, settings: PlanSettings, device: str, batch: int) -> dict[int, list[Option]]:
-    """Undominated ``(compute, copies, largest share, choice)`` of one rank by samples."""
-    step = step_stages("layer-major", model_units(profile.model))
-    kinds = [(step.units[stage.unit].kind, stage.phase) for stage in step.stages]
-    kinds = list(dict.fromkeys(kinds))
+def rank_options(
+    profile: Profile, settings: PlanSettings, device: str, batch: int, keep: int | None
+) -> dict[int, list[Option]]:
+    """Undominated ``(compute by stage, copies, largest share, choice)`` of one rank by samples.
+
+    With ``keep`` absent blocks recompute all or not at all, and none stays unsharded.
+    """
+    step = step_stages("layer-major", model_units(profile.model), keep_unsharded=keep or 0)
+    stages = [(step.units[stage.unit], stage.phase) for stage in step.stages]
     curves = profile.devices[device]
     wide, largest_unit = 4, max(unit.num_parameters for unit in step.units)
-    modes = [(False, False), (True, False), (True, True)]
-    if curves.units["block"].saved_bytes is None:
-        modes = modes[1:]
-    if profile.cluster.device_types[device].backend == "cpu":
-        modes = modes[:-1]
+    modes: list[tuple[bool, bool, int | None]] = [(True, False, None)]
+    if profile.cluster.device_types[device].backend != "cpu":
+        modes.append((True, True, None))
+    if curves.units["block"].saved_bytes is not None:
+        modes.append((False, False, None))
+        modes += [(True, False, count) for count in range(1, profile.model.num_layers)] if keep is not None else []
     found: dict[int, list[Option]] = {}
     for samples in range(batch + 1):
         options: list[Option] = []
-        for sizes, (recompute, offload) in itertools.product(partitions(samples, samples), modes):
+        for sizes, (recompute, offload, count) in itertools.product(partitions(samples, samples), modes):
             choice = RankChoice(
-                device=device, microbatch_sizes=sizes, state_share=0.0, recompute=recompute, offload=offload
+                device=device,
+                microbatch_sizes=sizes,
+                state_share=0.0,
+                recompute=recompute,
+                offload=offload,
+                recompute_blocks=count,
             )
             memory = rank_memory(profile, settings, choice, step=step, num_ranks=len(profile.cluster.ranks))
             room = (memory.limit_bytes - memory.total_bytes) / state_bytes(profile)
             if room < 0:
                 continue
-            compute = [stage_s(curves, kind, phase, sizes, recompute=recompute) for kind, phase in kinds]
-            copies = [copy_s(profile, curves, kind, phase, sizes, offload=offload) for kind, phase in kinds]
+            compute = [
+                stage_s(
+                    curves,
+                    unit.kind,
+                    phase,
+                    sizes,
+                    recompute=is_recomputed(unit, recompute=recompute, recompute_blocks=count),
+                )
+                for unit, phase in stages
+            ]
+            copies = [copy_s(profile, curves, unit.kind, phase, sizes, offload=offload) for unit, phase in stages]
             starts = memory.limit_bytes - memory.reserve_bytes - wide * (largest_unit + 1)
             room = min(1.0, room, starts / (wide * profile.num_parameters))
             if room >= 0:
@@ -81,13 +105,10 @@ def without_dominated(options: list[Option]) -> list[Option]:
 class ShareProgram:
     """``min exposed + sum_u T_u + O`` over shares, stage times, w and O for fixed options, rank by rank."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, keep: int) -> None:
         self.profile = profile
-        self.step = step_stages("layer-major", model_units(profile.model))
+        self.step = step_stages("layer-major", model_units(profile.model), keep_unsharded=keep)
         self.num_ranks = len(profile.cluster.ranks)
-        kinds = [(self.step.units[stage.unit].kind, stage.phase) for stage in self.step.stages]
-        order = list(dict.fromkeys(kinds))
-        self.kind = [order.index(kind) for kind in kinds]
         # Collectives are affine in w: read both coefficients off the cost model at two vectors of shares.
         even = [1 / self.num_ranks] * self.num_ranks
         uneven = [0.0] * (self.num_ranks - 1) + [1.0]
@@ -124,7 +145,7 @@ class ShareProgram:
 
     def bound(self, options: tuple[Option, ...]) -> float:
         total = self.exposed[0] + self.exposed[1] * self.least_w
-        for kind, (floor, slope, moved) in zip(self.kind, self.stages, strict=True):
+        for kind, (floor, slope, moved) in enumerate(self.stages):
             least = 1.0 if self.direct else 0.0
             compute = [
                 max(option[0][kind] + self.moving(option[3].device) * least * moved, option[1][kind])
@@ -156,10 +177,10 @@ class ShareProgram:
                 if self.direct:
                     add(0.0, {rank: n - 1.0, w: -1.0})
             handled = (1.0, n - 1.0) if self.direct else (2.0, -2.0)
-            for index, (kind, (_, _, moved)) in enumerate(zip(self.kind, self.stages, strict=True)):
+            for index, (_, _, moved) in enumerate(self.stages):
                 cost = self.moving(choice.device) * moved
-                add(-compute[kind] - cost * handled[0], {rank: cost * handled[1], n + index: -1.0})
-                add(-copies[kind], {n + index: -1.0})
+                add(-compute[index] - cost * handled[0], {rank: cost * handled[1], n + index: -1.0})
+                add(-copies[index], {n + index: -1.0})
         for index, (floor, slope, _) in enumerate(self.stages):
             add(-floor, {w: slope, n + index: -1.0})
         cost_row = np.zeros(width)
@@ -183,11 +204,13 @@ class ShareProgram:
         return None if solved.fun is None else float(solved.fun) * unit + self.exposed[0]
 
 
-def brute_force(profile: Profile, settings: PlanSettings, batch: int) -> float | None:
-    """The best step of all plans; None where none fits."""
-    by_device = {d: rank_options(profile, settings, d, batch) for d in profile.devices}
+def brute_force(
+    profile: Profile, settings: PlanSettings, batch: int, keep: int | None = None, best: float | None = None
+) -> float | None:
+    """The best step of all plans, or ``best`` where none is faster; None where none fits."""
+    by_device = {d: rank_options(profile, settings, d, batch, keep) for d in profile.devices}
     members = [place.device for place in profile.cluster.ranks]
-    program = ShareProgram(profile)
+    program = ShareProgram(profile, keep or 0)
     candidates = []
     seen = set()
     for split in itertools.product(range(batch + 1), repeat=len(members)):
@@ -202,7 +225,6 @@ def brute_force(profile: Profile, settings: PlanSettings, batch: int) -> float |
             for options in itertools.product(*(by_device[d][s] for s, d in zip(split, members, strict=True)))
             if sum(option[2] for option in options) >= 1.0
         ]
-    best = None
     for bound, options in sorted(candidates, key=lambda candidate: candidate[0]):
         if best is not None and bound >= best:
             break
@@ -235,6 +257,57 @@ def test_equals_brute_force(chunk: int, random_profile: Callable[..., Profile], 
         batch = 3 + seed % 10 if len(profile.cluster.ranks) < 4 else 2 + seed % 5
         feasible += compare(profile, batch)
     assert feasible >= 3
+
+
+def compare_all(profile: Profile, batch: int) -> Counter[str]:
+    """Hold the best plan of all against enumeration over every K; count what it makes use of."""
+    settings = PlanSettings(memory_fraction=0.9)
+    wanted: float | None = None
+    for keep in range(profile.model.num_layers):
+        wanted = brute_force(profile, settings, batch, keep, wanted)
+    found = best_plan(make_problem(profile, settings, batch))
+    if wanted is None or found is None:
+        assert wanted is None
+        assert found is None
+        return Counter()
+    assert found.step_s == pytest.approx(wanted, rel=3e-9)
+    assert found.lower_bound_s <= found.step_s
+    assert found.proven
+    some = any(choice.recompute_blocks is not None for choice in found.choices)
+    return Counter(feasible=1, some_blocks=some, kept=found.keep_unsharded > 0)
+
+
+def tight(profile: Profile, seed: int) -> Profile:
+    """The same with memory between what recomputing all blocks and what recomputing none needs."""
+    rng = random.Random(seed)  # noqa: S311 - test instances, not secrets
+    types = {}
+    for name, device in profile.cluster.device_types.items():
+        kept = profile.model.num_layers * (profile.devices[name].units["block"].saved_bytes or (0,))[-1]
+        state = 16 * profile.num_parameters
+        memory = int(state * rng.uniform(0.5, 0.9) + kept * rng.uniform(0.2, 1.2) + 30_000)
+        types[name] = device.model_copy(update={"memory_bytes": memory})
+    return profile.model_copy(update={"cluster": profile.cluster.model_copy(update={"device_types": types})})
+
+
+@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("moving", [False, True])
+def test_memory_for_time_equals_brute_force(
+    chunk: int, random_profile: Callable[..., Profile], *, moving: bool
+) -> None:
+    used = Counter[str]()
+    for seed in range(3000 + 12 * chunk, 3012 + 12 * chunk):
+        profile = random_profile(seed, moving=moving, num_ranks=2 + seed % 2)
+        used += compare_all(profile if seed % 2 else tight(profile, seed), 2 + seed % 5)
+    assert used["feasible"] >= 3
+    assert used["kept"] >= (1 if moving else 0)
+
+
+@pytest.mark.parametrize(("seed", "moving"), [(3012, True), (3020, True), (3042, False)])
+def test_some_blocks_recompute_where_that_is_best(
+    seed: int, random_profile: Callable[..., Profile], *, moving: bool
+) -> None:
+    profile = tight(random_profile(seed, moving=moving, num_ranks=2 + seed % 2), seed)
+    assert compare_all(profile, 2 + seed % 5)["some_blocks"]
 
 
 def test_the_random_instances_reach_every_corner(random_profile: Callable[..., Profile]) -> None:

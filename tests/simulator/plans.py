@@ -122,6 +122,8 @@ def make_plan(
     basis: Basis | None = None,
     recompute: bool | Sequence[bool] = True,
     offload: bool | Sequence[bool] = False,
+    recompute_blocks: Sequence[int | None] | None = None,
+    keep_unsharded: int = 0,
     schedule: ScheduleName = "layer-major",
     strategy: Strategy = "cephalo",
     settings: PlanSettings | None = None,
@@ -135,11 +137,20 @@ def make_plan(
     shares = shares or whole
     on = [recompute] * number if isinstance(recompute, bool) else recompute
     out = [offload] * number if isinstance(offload, bool) else offload
+    counts = recompute_blocks or [None] * number
     choices = [
-        RankChoice(device=device, microbatch_sizes=tuple(mine), state_share=share, recompute=again, offload=away)
-        for device, mine, share, again, away in zip(devices, sizes, shares, on, out, strict=True)
+        RankChoice(
+            device=device,
+            microbatch_sizes=tuple(mine),
+            state_share=share,
+            recompute=again if count is None else count > 0,
+            offload=away,
+            recompute_blocks=count,
+        )
+        for device, mine, share, again, away, count in zip(devices, sizes, shares, on, out, counts, strict=True)
     ]
-    step = step_stages(schedule, model_units(basis.model), max(len(mine) for mine in sizes))
+    num_rounds = max(len(mine) for mine in sizes)
+    step = step_stages(schedule, model_units(basis.model), num_rounds, keep_unsharded=keep_unsharded)
     estimate = step_estimate(basis, choices, step)
     samples = sum(sum(mine) for mine in sizes)
     samples_per_s = samples / estimate.step_s if estimate.step_s else 0.0
@@ -152,6 +163,7 @@ def make_plan(
             state_share=choice.state_share,
             recompute=choice.recompute,
             offload=choice.offload,
+            recompute_blocks=choice.recompute_blocks,
             memory=rank_memory(basis, settings, choice, step=step, num_ranks=number),
             expected=ExpectedRank(
                 forward_s=seconds.forward_s, backward_s=seconds.backward_s, optimizer_s=seconds.optimizer_s
@@ -164,6 +176,7 @@ def make_plan(
         **{**content, "kind": "plan"},  # type: ignore[arg-type]  # the fields of a basis
         strategy=strategy,
         schedule=schedule,
+        keep_unsharded=keep_unsharded or None,
         global_batch_size=samples,
         settings=settings,
         ranks=tuple(ranks),

@@ -19,6 +19,12 @@ from tests.simulator.plans import make_plan
 THREE: dict[str, Any] = {"devices": ["fast", "middle", "slow"], "sizes": [[4, 4], [4], [2]], "shares": [0.2, 0.5, 0.3]}
 
 VARIETY: dict[str, dict[str, Any]] = {
+    "some blocks recompute": {
+        "devices": ["fast", "middle", "slow"],
+        "sizes": [[4, 4], [2], []],
+        "recompute_blocks": [1, 3, 0],
+    },
+    "blocks stay whole": {"devices": ["fast", "slow"], "sizes": [[4, 4], [2]], "keep_unsharded": 2},
     "balanced": THREE,
     "one rank": {"devices": ["fast"], "sizes": [[3, 3, 1]]},
     "ragged, one without samples": {"devices": ["fast", "slow"], "sizes": [[3, 3, 1], []]},
@@ -106,7 +112,11 @@ def test_plays_exactly_the_records_of_the_schedule(plan: Plan) -> None:
     step = plan_stages(plan)
     for rank in plan.ranks:
         records = rank_records(
-            step, num_microbatches=len(rank.microbatch_sizes), recompute=rank.recompute, offload=rank.offload
+            step,
+            num_microbatches=len(rank.microbatch_sizes),
+            recompute=rank.recompute,
+            offload=rank.offload,
+            recompute_blocks=rank.recompute_blocks,
         )
         names = [
             event_name(each.op, None if each.unit is None else step.units[each.unit].name, each.microbatch)
