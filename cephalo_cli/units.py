@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from cephalo_cli.artifacts.base import DType
-from cephalo_cli.artifacts.model import Lora, Model
+from cephalo_cli.artifacts.model import Lora, Model, OwnUnits
 from cephalo_cli.artifacts.profile import UnitKind
 from cephalo_cli.errors import UsageError
 
@@ -22,6 +22,7 @@ __all__ = [
     "num_frozen_parameters",
     "num_parameters",
     "projections",
+    "unit_of_kind",
 ]
 
 DTYPE_BYTES: dict[DType, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -59,6 +60,8 @@ class Unit:
 
 def model_units(model: Model) -> tuple[Unit, ...]:
     """List a model's units in forward order."""
+    if model.own is not None:
+        return _own_units(model.own)
     sizes = [_size(model, kind) for kind in ("embedding", "block", "head")]
     last = model.num_layers + 1
     units = (
@@ -94,6 +97,29 @@ def model_units(model: Model) -> tuple[Unit, ...]:
     )
 
 
+def _own_units(own: OwnUnits) -> tuple[Unit, ...]:
+    last = len(own.units) - 1
+    sizes = [sum(size for _, size in own.sizes(index)) for index in range(last + 1)]
+    return (
+        Unit(index=0, name="embedding", kind="embedding", num_parameters=sizes[0]),
+        *(
+            Unit(index=index, name=f"block.{index - 1}", kind="block", num_parameters=sizes[index])
+            for index in range(1, last)
+        ),
+        Unit(index=last, name="head", kind="head", num_parameters=sizes[last]),
+    )
+
+
+def unit_of_kind(model: Model, kind: UnitKind) -> int:
+    """Index of the unit that stands for its kind: of blocks of one's own that differ the largest, else the first."""
+    if kind != "block":
+        return 0 if kind == "embedding" else model.num_layers + 1
+    if model.own is None:
+        return 1
+    blocks = model_units(model)[1:-1]
+    return max(blocks, key=lambda unit: unit.num_parameters).index
+
+
 def is_frozen(model: Model, name: str) -> bool:
     """Say whether a parameter, such as ``block.0.attention.qkv.weight``, is not trained."""
     if model.lora is not None:
@@ -126,6 +152,8 @@ def num_frozen_parameters(model: Model) -> int:
 
 def num_parameters(model: Model) -> int:
     """Count the parameters of the whole model; a tied matrix counts once."""
+    if model.own is not None:
+        return sum(unit.num_parameters for unit in _own_units(model.own))
     return _size(model, "embedding") + model.num_layers * _size(model, "block") + _size(model, "head")
 
 
@@ -140,6 +168,8 @@ def _size(model: Model, kind: UnitKind) -> int:
 
 def _named_sizes(model: Model, kind: UnitKind) -> tuple[tuple[str, int], ...]:
     """Names and sizes of a unit's parameters, as `cephalo_cli.models` has them."""
+    if model.own is not None:
+        return model.own.sizes(unit_of_kind(model, kind))
     if kind == "embedding":
         return _embedding(model)
     return _block(model) if kind == "block" else _head(model)

@@ -1,18 +1,24 @@
 """The model artifact: the shape of a transformer, without its weights."""
 
+import hashlib
+import math
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cephalo_cli.artifacts.base import Envelope, PositiveFloat, PositiveInt, Series, Value
+from cephalo_cli.artifacts.base import Envelope, NonNegativeInt, PositiveFloat, PositiveInt, Series, Value
 from cephalo_cli.artifacts.faults import MisfitError
 
-__all__ = ["Family", "Lora", "Model", "RopeScaling"]
+__all__ = ["Family", "Lora", "Model", "OwnUnits", "RopeScaling", "is_own_source", "own_digest"]
 
-Family = Literal["gpt", "llama", "bert", "vit"]
+Family = Literal["gpt", "llama", "bert", "vit", "own"]
 
 OF_LLAMA = frozenset({"rope_theta", "rope_scaling", "sliding_window", "num_kv_heads"})
 """Fields that only family llama uses."""
+OWN_SOURCE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+OTHERS_ALONE = frozenset({"head_size", "activation", "norm_eps", "frozen", "lora", "linear_bias", "qkv_bias"})
+"""Fields that units of one's own have no use for."""
 SCALING_FIELDS = {
     "linear": (frozenset[str](), frozenset[str]()),
     "llama3": (frozenset({"original_max_seq_len", "low_freq_factor", "high_freq_factor"}), frozenset[str]()),
@@ -76,6 +82,46 @@ class Lora(Value):
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
+def own_digest(layouts: tuple[dict[str, tuple[int, ...]], ...], units: tuple[int, ...]) -> str:
+    """SHA-256 of the names and shapes of all parameters, unit by unit."""
+    lines = [
+        f"{index} {name} {list(shape)}" for index, layout in enumerate(units) for name, shape in layouts[layout].items()
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def is_own_source(text: str) -> bool:
+    """Whether a text has the form ``package.module:function``."""
+    return re.match(OWN_SOURCE, text) is not None
+
+
+class OwnUnits(Value):
+    """Units of one's own, by the shapes of their parameters."""
+
+    source: Annotated[str, Field(pattern=OWN_SOURCE)]
+    """``package.module:function``, which gives the units and the loss."""
+    layouts: Annotated[Series[dict[str, Series[PositiveInt]]], Field(min_length=1)]
+    """The different kinds of unit: names and shapes of parameters."""
+    units: Annotated[Series[NonNegativeInt], Field(min_length=3)]
+    """Which of ``layouts`` each unit has, in forward order: embedding, blocks, head."""
+    sha256: str
+    """Digest of names and shapes, see `own_digest`."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        for index, layout in enumerate(self.units):
+            if layout >= len(self.layouts):
+                raise MisfitError(f"found {layout}, expected less than {len(self.layouts)}", at=("units", index))
+        expected = own_digest(self.layouts, self.units)
+        if self.sha256 != expected:
+            raise MisfitError(f"found {self.sha256}, expected {expected}, the digest of the shapes", at=("sha256",))
+        return self
+
+    def sizes(self, unit: int) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of a unit's parameters."""
+        return tuple((name, math.prod(shape)) for name, shape in self.layouts[self.units[unit]].items())
+
+
 class Model(Envelope):
     """Shape of a transformer. Fields a family does not use are refused, not ignored."""
 
@@ -84,7 +130,8 @@ class Model(Envelope):
     name: Annotated[str, Field(min_length=1)]
     """What the model is called."""
     family: Family
-    """gpt: learned positions, LayerNorm. llama: RoPE, RMSNorm, gated MLP. bert: text encoder. vit: images."""
+    """gpt: learned positions, LayerNorm. llama: RoPE, RMSNorm, gated MLP. bert: text encoder. vit: images. own: units
+    of one's own, for which ``num_heads`` is 1 and ``ffn_size`` is ``hidden_size``."""
     num_layers: PositiveInt
     """Number of transformer blocks."""
     hidden_size: PositiveInt
@@ -127,6 +174,8 @@ class Model(Envelope):
     """Low-rank adapters; they alone are trained."""
     frozen_dtype: Literal["bfloat16", "float16"] | None = None
     """Dtype in which parameters that are not trained are stored; that of the master weights when absent."""
+    own: OwnUnits | None = None
+    """The units (own)."""
     image_size: PositiveInt | None = None
     """Height and width of an image in pixels (vit)."""
     patch_size: PositiveInt | None = None
@@ -144,11 +193,12 @@ class Model(Envelope):
             self._expect_multiple("num_heads", "num_kv_heads")
         image = {"image_size", "patch_size", "num_channels", "num_classes"}
         text = {"vocab_size", "max_seq_len"}
-        needed = image - {"num_channels"} if self.family == "vit" else text
+        needed = {"vit": image - {"num_channels"}, "own": {"vocab_size", "own"}}.get(self.family, text)
         for field in sorted(needed):
             if getattr(self, field) is None:
                 raise MisfitError(f"is missing, family {self.family!r} needs it", at=(field,))
         foreign = text if self.family == "vit" else image
+        foreign |= OTHERS_ALONE if self.family == "own" else {"own"}
         for field in sorted(foreign | (frozenset() if self.family == "llama" else OF_LLAMA)):
             if getattr(self, field) is not None:
                 raise MisfitError(f"is not for family {self.family!r}", at=(field,))
@@ -156,6 +206,16 @@ class Model(Envelope):
             raise MisfitError("found true, but family 'vit' has no embedding to tie", at=("tie_embeddings",))
         if self.image_size is not None:
             self._expect_multiple("image_size", "patch_size")
+        return self
+
+    @model_validator(mode="after")
+    def _has_its_own_units(self) -> Self:
+        if self.own is not None:
+            if self.num_layers != len(self.own.units) - 2:
+                text = f"found {self.num_layers}, but there are {len(self.own.units)} units"
+                raise MisfitError(text, at=("num_layers",))
+            if self.tie_embeddings or self.dropout > 0:
+                raise MisfitError("models of one's own have no dropout and share nothing", at=("own",))
         return self
 
     @model_validator(mode="after")
@@ -199,7 +259,7 @@ class Model(Envelope):
     @property
     def eps(self) -> float:
         """The number added to variances in norms."""
-        return self.norm_eps or {"gpt": 1e-5, "llama": 1e-6, "vit": 1e-6, "bert": 1e-12}[self.family]
+        return self.norm_eps or {"gpt": 1e-5, "llama": 1e-6, "vit": 1e-6, "bert": 1e-12}.get(self.family, 1e-5)
 
     @property
     def mlp_activation(self) -> Literal["gelu", "gelu-tanh", "silu"]:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from cephalo_cli.artifacts import store
 from cephalo_cli.artifacts.base import InputFile
-from cephalo_cli.artifacts.model import Model
+from cephalo_cli.artifacts.model import Model, is_own_source
 from cephalo_cli.catalog.data import find, model_records
 from cephalo_cli.catalog.huggingface import model_from_hf_config
-from cephalo_cli.errors import ArtifactError
+from cephalo_cli.errors import ArtifactError, UsageError
 
 __all__ = ["load_model", "model"]
 
@@ -33,9 +33,15 @@ def load_model(text: str) -> tuple[Model, tuple[InputFile, ...]]:
     one, or else a catalog name. What exists as a file is read as one.
 
     Raises:
+        UsageError: It is a model of one's own.
         ArtifactError: There is no such file or name, or the file is not a model or has settings that are not supported.
     """
     path = Path(text)
+    if is_own_source(text) and not path.exists():
+        raise UsageError(
+            f"{text} is a model of one's own, which is measured: nothing is known of it to estimate or import",
+            hint=f"cephalo profile CLUSTER --model {text} --seq-len N",
+        )
     if path.is_dir():
         path /= "config.json"
     if text == store.STANDARD_STREAM:

@@ -97,7 +97,6 @@ def command(
     import os
 
     from cephalo_cli.artifacts import store
-    from cephalo_cli.catalog import load_model
     from cephalo_cli.cli.output import Output
     from cephalo_cli.runtime.launch import external_launcher
 
@@ -121,7 +120,7 @@ def command(
     _refuse_contradictions(wanted)
     if output is not None and speaks:
         store.check_writable(output, force=force)
-    shape, inputs = load_model(model)
+    shape, inputs = _model(model, wanted)
     check_length(shape, seq_len)
     devices, cluster_inputs = _cluster(cluster, gpus)
     with out.progress("profiling") as progress:
@@ -204,6 +203,21 @@ class _Wanted:
             external=external,
         )
         return measured, ()
+
+
+def _model(text: str, wanted: _Wanted) -> "tuple[Model, tuple[InputFile, ...]]":
+    """The model, and the files it came from. One's own is loaded, held to what units must be, and described."""
+    from cephalo_cli.artifacts.model import is_own_source
+    from cephalo_cli.catalog import load_model
+    from cephalo_cli.errors import UsageError
+
+    if not is_own_source(text) or wanted.estimate or wanted.from_table is not None:
+        return load_model(text)
+    if wanted.seq_len is None:
+        raise UsageError("--seq-len is missing: how many tokens has one sample?", hint="such as --seq-len 1024")
+    from cephalo_cli.models.own import describe_own
+
+    return describe_own(text, wanted.seq_len, wanted.dtype), ()
 
 
 def _refuse_contradictions(wanted: _Wanted) -> None:

@@ -84,6 +84,10 @@ def command(
         int | None,
         typer.Option(metavar="N", min=1, help="Number of the last step; a resumed run does what is left, if anything."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="For a plan of a model of one's own: its code, which is run."),
+    ] = None,
     engine: Annotated[
         Engine, typer.Option(help="cephalo follows the plan; fsdp2 and ddp train the same through PyTorch's own.")
     ] = "cephalo",
@@ -236,6 +240,7 @@ def command(
         data=data or "random",
         num_steps=num_steps,
         engine=engine,
+        model=model,
         seed=seed,
         dtype=dtype,
         optimizer=optimizer,

@@ -16,13 +16,15 @@ CAUSAL = frozenset({"gpt", "llama"})
 
 
 def forward_flops(model: Model, kind: UnitKind, seq_len: int) -> float:
-    """Operations of one unit's forward on one sample.
+    """Operations of one unit's forward on one sample; 0 for units of one's own, whose operations nobody counted.
 
     Args:
         model: The model's shape.
         kind: Kind of the unit.
         seq_len: Tokens of a sample (for vit ignored: it follows from the image).
     """
+    if model.own is not None:
+        return 0.0
     tokens = model.tokens_per_sample(seq_len)
     if kind == "block":
         return _block(model, tokens)

@@ -41,7 +41,7 @@ class _WholeModel(nn.Module):
         super().__init__()
         self.model = model
         self.num_recomputed = num_recomputed
-        self.units = nn.ModuleList(build_unit(model, unit.kind) for unit in model_units(model))
+        self.units = nn.ModuleList(build_unit(model, unit.kind, unit.index) for unit in model_units(model))
 
     def forward(self, batch: Microbatch, key: Callable[[int], DropoutKey | None]) -> torch.Tensor:
         """Sum the losses of one microbatch; ``key`` gives the dropout key of a unit."""
@@ -193,7 +193,7 @@ class TorchEngine:
         fully_shard(whole, mesh=mesh, mp_policy=policy)
         whole.to_empty(device=context.device)
         for unit, module in zip(units, whole.units, strict=True):
-            full = build_unit(model, unit.kind).to(self._state_dtype)
+            full = build_unit(model, unit.kind, unit.index).to(self._state_dtype)
             initialise_(full, model, unit.index, setting.seed)
             with torch.no_grad():
                 for name, parameter in module.named_parameters():

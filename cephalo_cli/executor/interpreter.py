@@ -215,7 +215,7 @@ class StepInterpreter:
 
     def _loss_gradient(self, step: _Step) -> torch.Tensor:
         """One over the count of the global batch, so that gradients add up to that of the mean loss."""
-        dtype = torch.promote_types(self._units[-1].parameters["norm.weight"].dtype, torch.float32)
+        dtype = torch.promote_types(next(iter(self._units[-1].parameters.values())).dtype, torch.float32)
         value = self._scale.value / max(step.num_tokens, 1)
         return torch.full((), value, dtype=dtype, device=self._journal.device)
 

@@ -40,6 +40,8 @@ class TrainOptions(DataOptions):
     """Number of the last step, counted from the start of the training: a resumed run does the rest, if there is any."""
     engine: Engine = "cephalo"
     """cephalo follows the plan; fsdp2 and ddp run the same model, data and microbatches through PyTorch's own."""
+    model: str | None = None
+    """``package.module:function`` of a plan whose model is one's own: agreement to run that code."""
     seed: NonNegativeInt | None = None
     """Seed of weights, sample order and dropout; when absent the resumed checkpoint's, else 0."""
     dtype: DType | None = None
@@ -164,6 +166,7 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
         UsageError: With the option or the field of the plan.
     """
     _check_plan(plan)
+    _check_model(plan, options)
     _check_moments(plan, options)
     _check_numbers(options)
     check_data_options(options, plan.model.family)
@@ -193,6 +196,20 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
         options.resume == "latest" and options.checkpoint_dir is None,
         "--resume latest needs --checkpoint-dir to look in",
     )
+
+
+def _check_model(plan: Plan, options: TrainOptions) -> None:
+    own = plan.model.own
+    if own is None:
+        _refuse(options.model is not None, f"--model is for plans of a model of one's own, this is {plan.model.name}")
+        return
+    _refuse(
+        options.model is None,
+        f"the plan is for a model of one's own, whose code would be run: {own.source}",
+        hint=f"add --model {own.source} if you trust it",
+    )
+    _refuse(options.model != own.source, f"--model is {options.model}, the plan was made for {own.source}")
+    _refuse(options.weights is not None or options.export is not None, "--weights and --export are for families")
 
 
 def _check_plan(plan: Plan) -> None:

@@ -84,13 +84,15 @@ def model_flops_utilization(plan: Plan, dtype: DType, *, num_samples: int, step_
         step_s: Seconds of the step.
 
     Returns:
-        A fraction; None where a device's peak is not known, or the step outran it.
+        A fraction; None where a device's peak or the model's operations are not known, or the step outran it.
     """
     peaks = [(plan.cluster.device_types[rank.device].peak_flops or {}).get(dtype) for rank in plan.ranks]
     known = [peak for peak in peaks if peak is not None]
     if len(known) < len(peaks) or step_s == 0:
         return None
     one_sample = sum(forward_flops(plan.model, unit.kind, plan.seq_len) for unit in model_units(plan.model))
+    if one_sample == 0:
+        return None
     backward = 2.0 - plan.num_frozen_parameters / plan.num_parameters  # frozen weights have no gradient to compute
     fraction = (1.0 + backward) * one_sample * num_samples / (sum(known) * step_s)
     return fraction if fraction <= 1 else None

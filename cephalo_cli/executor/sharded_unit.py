@@ -17,7 +17,7 @@ Note: a rank that keeps everything
     the shard, and the full gradient is the shard's gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -28,7 +28,7 @@ from cephalo_cli.executor.flat import FlatLayout, flat_layout, place_parameters
 from cephalo_cli.executor.frozen import FrozenPart
 from cephalo_cli.executor.pretrained import Pretrained
 from cephalo_cli.layout import Range
-from cephalo_cli.models import build_unit, starting_values
+from cephalo_cli.models import build_unit, starting_unit
 from cephalo_cli.runtime.collectives import Pending, ShardedCollectives
 from cephalo_cli.units import Unit, is_frozen
 
@@ -82,7 +82,7 @@ class ShardedUnit:
         self.unit = unit
         self._model = model
         with torch.device("meta"):
-            self.module: nn.Module = build_unit(model, unit.kind)
+            self.module: nn.Module = build_unit(model, unit.kind, unit.index)
         self.layout: FlatLayout = flat_layout(self.module, self._is_trained)
         size = self.layout.num_elements
         if size != unit.num_parameters - unit.num_frozen:
@@ -126,6 +126,7 @@ class ShardedUnit:
         parts = [(self.layout, self.own, self.master)]
         if self.frozen is not None:
             parts.append((self.frozen.layout, self.frozen.own, self.frozen.master))
+        values_of: Callable[[str, Sequence[int]], torch.Tensor] | None = None
         for layout, own, master in parts:
             for slot in layout.slots:
                 start, stop = max(slot.start, own.start), min(slot.stop, own.stop)
@@ -133,7 +134,8 @@ class ShardedUnit:
                     piece = master[start - own.start : stop - own.start]
                     pretrained.fill(self.unit.name, slot.name, start - slot.start, piece)
                 elif start < stop:
-                    values = starting_values(slot.name, slot.shape, self._model, self.unit.index, seed).flatten()
+                    values_of = values_of or starting_unit(self._model, self.unit.index, seed)
+                    values = values_of(slot.name, slot.shape).flatten()
                     piece = values if len(values) == 1 else values[start - slot.start : stop - slot.start]
                     master[start - own.start : stop - own.start] = piece.to(master.device)
         self.refresh()

@@ -36,6 +36,7 @@ from cephalo_cli.executor.saver import Saver
 from cephalo_cli.executor.starting_weights import open_weights, vouch_for_weights
 from cephalo_cli.executor.summary import make_result, summarise
 from cephalo_cli.executor.validation import Validation
+from cephalo_cli.models.own import check_own
 from cephalo_cli.runtime.device import MemoryMeter
 from cephalo_cli.runtime.peers import PeerLostError
 from cephalo_cli.runtime.process import ProcessContext
@@ -111,6 +112,8 @@ class _Training:
         notice = check_device(plan, context)
         if notice is not None:
             callbacks.on_notice(notice)
+        if plan.model.own is not None:
+            check_own(plan.model, plan.seq_len, self.dtype)
         found = self._find_checkpoint()
         self.seed = _seed(options, found)
         self._source, validation = split_source(

@@ -15,7 +15,7 @@ head (of images: colour channels), V vocabulary, X several of these side by side
 """
 
 from cephalo_cli.models.batch import IGNORED_TARGET, ImageBatch, TextBatch
-from cephalo_cli.models.build import build_unit, initialise_, starting_values
+from cephalo_cli.models.build import build_unit, initialise_, starting_unit
 from cephalo_cli.models.dropout import DropoutKey
 
-__all__ = ["IGNORED_TARGET", "DropoutKey", "ImageBatch", "TextBatch", "build_unit", "initialise_", "starting_values"]
+__all__ = ["IGNORED_TARGET", "DropoutKey", "ImageBatch", "TextBatch", "build_unit", "initialise_", "starting_unit"]

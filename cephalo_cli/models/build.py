@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -13,22 +13,30 @@ from cephalo_cli.artifacts.profile import UnitKind
 from cephalo_cli.errors import UsageError
 from cephalo_cli.models import bert, gpt, llama, vit
 from cephalo_cli.models.layers import Linear
-from cephalo_cli.units import adapted
+from cephalo_cli.models.own import build_own, filled_own
+from cephalo_cli.units import adapted, unit_of_kind
 
-__all__ = ["build_unit", "initialise_", "starting_values"]
+__all__ = ["build_unit", "initialise_", "starting_unit", "starting_values"]
 
 INIT_STD = 0.02
 """Standard deviation of starting matrices (Radford et al. 2019; GPT-2's published code)."""
 
 
-def build_unit(model: Model, kind: UnitKind) -> nn.Module:
+def build_unit(model: Model, kind: UnitKind, index: int | None = None) -> nn.Module:
     """Make one unit's module with empty parameters, on torch's current default device and in its default dtype.
 
-    Under ``with torch.device("meta")`` it takes no memory.
+    Under ``with torch.device("meta")`` it takes no memory; units of one's own are always made there.
+
+    Args:
+        model: The model.
+        kind: Kind of the unit.
+        index: Which unit, for units of one's own, which may differ; when absent the one that stands for its kind.
 
     Raises:
         UsageError: The model's shape cannot be run.
     """
+    if model.own is not None:
+        return build_own(model, unit_of_kind(model, kind) if index is None else index)
     if model.family == "llama" and model.width_of_head % 2:
         raise UsageError(
             f"rotary positions need an even head width, found {model.width_of_head}", where=f"model {model.name}"
@@ -56,8 +64,20 @@ def initialise_(module: nn.Module, model: Model, unit_index: int, seed: int) -> 
     ``1/sqrt(inputs)``, so that it keeps the size of what it narrows (Hu et al. 2021 leave it open). Numbers are drawn
     on the CPU in float32, so every device and dtype starts from the same model.
     """
+    values = starting_unit(model, unit_index, seed)
     for name, parameter in module.named_parameters():
-        parameter.copy_(starting_values(name, parameter.shape, model, unit_index, seed))
+        parameter.copy_(values(name, parameter.shape))
+
+
+def starting_unit(model: Model, unit_index: int, seed: int) -> Callable[[str, Sequence[int]], torch.Tensor]:
+    """Give what draws the starting values of a unit's parameters, by name and shape.
+
+    A unit of one's own fills itself, so the whole of it exists in host memory as long as what is returned.
+    """
+    if model.own is None:
+        return lambda name, shape: starting_values(name, shape, model, unit_index, seed)
+    filled = filled_own(model, unit_index, seed)
+    return lambda name, _: filled.get_parameter(name).detach()
 
 
 def starting_values(name: str, shape: Sequence[int], model: Model, unit_index: int, seed: int) -> torch.Tensor:

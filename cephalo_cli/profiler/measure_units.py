@@ -21,6 +21,7 @@ from cephalo_cli.profiler.measure_timing import Clock, Point, Samples, Sweep, od
 from cephalo_cli.profiler.memory import UnitMemory
 from cephalo_cli.runtime.device import MemoryMeter
 from cephalo_cli.runtime.heap import anonymous_bytes, trim_heap
+from cephalo_cli.units import unit_of_kind
 
 __all__ = ["Curves", "UnitRunner", "UnitWorkload", "measure_units"]
 
@@ -72,7 +73,7 @@ class UnitRunner:
             self.module.get_submodule(owner).register_parameter(leaf, parameter)
             self._grads.append((parameter, flat_grad[start:stop].view(shape)))
             start = stop
-        initialise_(self.module, self._model, 0, SEED)
+        initialise_(self.module, self._model, unit_of_kind(self._model, self.kind), SEED)
         if self.tied is not None:
             self.tied.normal_(std=0.02)
             self._grads.append((self.tied, torch.zeros_like(self.tied, dtype=state_dtype)))

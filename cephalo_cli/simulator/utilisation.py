@@ -23,7 +23,8 @@ def flops_utilization(plan: Plan, step_s: float) -> tuple[float, float] | None:
     cost nothing, so they count nothing.
 
     Returns:
-        Two fractions; None where a peak is not known, the step takes no time, or jitter outran a peak.
+        Two fractions; None where a peak or the model's operations are not known, the step takes no time, or jitter
+        outran a peak.
     """
     peaks = [_peak(plan, rank.device) for rank in plan.ranks]
     known = [peak for peak in peaks if peak is not None]
@@ -41,7 +42,7 @@ def flops_utilization(plan: Plan, step_s: float) -> tuple[float, float] | None:
             again += samples * rank.num_recomputed(plan.model.num_layers) * one_sample["block"]
     could = sum(known) * step_s
     fractions = model / could, (model + again) / could
-    return None if fractions[1] > 1 else fractions
+    return None if fractions[1] > 1 or model == 0 else fractions
 
 
 def check_speeds(plan: Plan, *, where: str) -> None:

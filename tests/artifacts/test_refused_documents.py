@@ -158,7 +158,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "a choice of names",
         changed("model", "family", to="lama"),
-        "f: family: found \"lama\", expected 'gpt', 'llama', 'bert' or 'vit' (did you mean 'llama'?)",
+        "f: family: found \"lama\", expected 'gpt', 'llama', 'bert', 'vit' or 'own' (did you mean 'llama'?)",
     ),
     (
         "a digest that is none",
@@ -168,7 +168,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "long text is cut",
         changed("model", "family", to="x" * 1000),
-        f"f: family: found \"{'x' * 56}..., expected 'gpt', 'llama', 'bert' or 'vit'",
+        f"f: family: found \"{'x' * 56}..., expected 'gpt', 'llama', 'bert', 'vit' or 'own'",
     ),
     # an object or a word
     (

@@ -1,0 +1,97 @@
+"""A model of one's own trains under any plan as in one process, with weights that depend on the seed alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cephalo_cli.errors import UsageError
+from cephalo_cli.executor import TrainOptions
+from cephalo_cli.models import TextBatch, build_unit, initialise_
+from cephalo_cli.models.own import describe_own
+from cephalo_cli.units import model_units
+from tests.executor.plans import SEQ_LEN, make_plan
+from tests.executor.ranks import Job, Ranks, train_job
+from tests.executor.reference import batches, write_text
+
+SOURCE = "examples.own_model:model"
+MODEL = describe_own(SOURCE, SEQ_LEN, "float64")
+RATE = 3e-3
+NUM_STEPS = 5
+
+
+def reference_losses(path: Path, batch_size: int) -> list[float]:
+    """The same in one process, without any of the executor."""
+    modules = []
+    for unit in model_units(MODEL):
+        module = build_unit(MODEL, unit.kind, unit.index).double()
+        initialise_(module, MODEL, unit.index, 0)
+        modules.append(module)
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 0.1},
+            {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0},
+        ],
+        lr=RATE,
+        betas=(0.9, 0.95),
+    )
+    tokens = torch.tensor(list(path.read_bytes()))
+    targets = torch.cat((tokens, torch.full((SEQ_LEN,), -100)))
+    tokens = torch.cat((tokens, torch.zeros(SEQ_LEN, dtype=torch.int64)))
+    losses = []
+    for windows in batches(path, SEQ_LEN, batch_size, NUM_STEPS, 0):
+        starts = [window * SEQ_LEN for window in windows]
+        batch = TextBatch(
+            samples=tuple(range(len(windows))),
+            tokens_BT=torch.stack([tokens[start : start + SEQ_LEN] for start in starts]),
+            targets_BT=torch.stack([targets[start + 1 : start + SEQ_LEN + 1] for start in starts]),
+        )
+        x = modules[0](batch)
+        for block in modules[1:-1]:
+            x = block(x, batch)
+        loss = modules[-1](x, batch) / batch.num_counted
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_any_plan_trains_like_one_process_and_goes_on(ranks: Ranks, tmp_path: Path) -> None:
+    text = write_text(tmp_path, 40 * SEQ_LEN - 5)
+    plans = [
+        make_plan(MODEL, [[3, 3, 1]], recompute=False),
+        make_plan(MODEL, [[1, 2, 1], [3]], [0.83, 0.17]),
+        make_plan(MODEL, [[4], [], [1, 2]], [0.3, 0.7, 0.0], recompute=[True, False, False]),
+    ]
+    folder = str(tmp_path / "run")
+    options = TrainOptions(data=str(text), num_steps=NUM_STEPS, learning_rate=RATE, model=SOURCE)
+    first = options.model_copy(update={"num_steps": 2, "checkpoint_dir": folder})
+    rest = options.model_copy(update={"resume": folder})
+    jobs = [Job(plan=plan, options=options, run=train_job) for plan in plans]
+    jobs += [
+        Job(plan=plans[1], options=first, run=train_job),
+        Job(plan=plans[2], options=rest, run=train_job),
+    ]
+    expected = reference_losses(text, 7)
+    *outcomes, _, resumed = ranks.run(jobs)
+    for outcome in outcomes:
+        assert outcome[0].losses == pytest.approx(expected, rel=1e-9, abs=0)
+    assert resumed[0].losses == pytest.approx(expected[2:], rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "the plan is for a model of one's own, whose code would be run: examples.own_model:model"),
+        ({"model": "os:abort"}, "--model is os:abort, the plan was made for examples.own_model:model"),
+        ({"model": SOURCE, "export": "x"}, "--weights and --export are for families"),
+    ],
+)
+def test_code_is_run_only_where_it_is_named(ranks: Ranks, given: dict[str, str], message: str) -> None:
+    job = Job(plan=make_plan(MODEL, [[1]]), options=TrainOptions(data="random", num_steps=1, **given), run=train_job)
+    ((error,),) = ranks.run([job])
+    assert isinstance(error, UsageError)
+    assert error.message == message
