@@ -122,7 +122,14 @@ def make_engine(
     on_record: Callable[[Record], None] = lambda _: None,
 ) -> CephaloEngine:
     """Make the engine alone, for tests that look inside."""
-    setting = EngineSetting(
+    return CephaloEngine(make_setting(context, job, on_record=on_record), initialise=initialise)
+
+
+def make_setting(
+    context: ProcessContext, job: Job, *, on_record: Callable[[Record], None] = lambda _: None
+) -> EngineSetting:
+    """What an engine is made with."""
+    return EngineSetting(
         plan=job.plan,
         options=job.options,
         dtype=job.options.dtype or job.plan.dtype,
@@ -135,7 +142,6 @@ def make_engine(
         ),
         callbacks=Callbacks(),
     )
-    return CephaloEngine(setting, initialise=initialise)
 
 
 def _sum(values: torch.Tensor, context: ProcessContext) -> torch.Tensor:
