@@ -27,7 +27,8 @@ __all__ = ["Shown", "write_page"]
 PROOF_NOTES: Mapping[str, str] = {
     "optimal": "Every other choice of microbatch sizes, state shares, recompute and offload takes at least as long "
     "under the profile's numbers; the lower bound equals the step.",
-    "time-limit": "The search was stopped by its time limit: this is the best plan found by then, and no plan is "
+    "time-limit": "The search was stopped by its time limit, or without one after some effort: this is the best plan "
+    "found by then, and no plan is "
     "faster than the lower bound.",
     "heuristic": "This strategy follows a rule and does not search, so its bound says nothing about other plans.",
 }

@@ -8,6 +8,7 @@ from cephalo_cli.artifacts.plan import PlanSettings
 from cephalo_cli.artifacts.profile import Profile
 from cephalo_cli.errors import InfeasibleError, TimeLimitError, UsageError
 from cephalo_cli.planner import choose_batch, choose_devices, cost_per_token, explain, make_plan
+from cephalo_cli.planner.variants import with_faster_network
 
 Make = Callable[..., Profile]
 AMPLE = 10**9
@@ -116,3 +117,11 @@ def test_an_explanation_says_what_binds_and_what_changes_gain(simple_profile: Ma
     speedups = [gain.speedup for gain in told.gains if gain.speedup is not None]
     assert all(speedup >= 1 - 1e-9 for speedup in speedups)
     assert (gains["one more fast"].speedup or 0) > 1.5
+
+
+def test_an_explanation_names_the_network_where_it_binds(random_profile: Make) -> None:
+    for factor, named in ((1000.0, False), (0.02, True)):
+        plan = make_plan(with_faster_network(random_profile(5), factor), 4)
+        constraints = [binding.constraints for binding in explain(plan).bindings]
+        assert any("network" in each for each in constraints) is named
+        assert any("forward" in each or "backward" in each for each in constraints) is not named
