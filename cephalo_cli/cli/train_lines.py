@@ -1,6 +1,11 @@
-"""What a training says while it runs: one line a step for people, one JSON line a step for programs."""
+"""What a training says while it runs: one line a step for people, one JSON line a step for programs.
+
+On a terminal the lines are a table that fits it; in a log every line says all by itself.
+"""
 
 import json
+import shutil
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,7 +13,8 @@ from typing import IO
 
 from cephalo_cli.artifacts import Plan
 from cephalo_cli.artifacts.report import StepReport
-from cephalo_cli.quantities import format_bytes, format_percent, format_rate, format_seconds
+from cephalo_cli.cli.step_table import WARM_UP, StepTable
+from cephalo_cli.quantities import format_bytes, format_change, format_percent, format_rate, format_seconds
 
 __all__ = ["StepTeller", "json_line", "numerics_line", "step_line"]
 
@@ -21,8 +27,15 @@ def numerics_line(numerics: dict[str, str]) -> str:
     return "numerics: " + "; ".join(f"{', '.join(names)} {dtype}" for dtype, names in purposes.items())
 
 
-def step_line(step: StepReport, plan: Plan, num_steps: int) -> str:
-    """Say what a step did."""
+def step_line(step: StepReport, plan: Plan, num_steps: int, *, warm_up: bool = False) -> str:
+    """Say what a step did.
+
+    Args:
+        step: The step.
+        plan: What is trained.
+        num_steps: Number of the last step.
+        warm_up: Whether it is a run's first step, whose duration no plan means to predict.
+    """
     words = [f"step {step.step}/{num_steps}", f"loss {_number(step.loss, '.4f')}"]
     words.append(f"gradient {_number(step.grad_norm, '.3f')}" + (" (update left out)" if step.skipped else ""))
     if step.learning_rate is not None:
@@ -33,7 +46,7 @@ def step_line(step: StepReport, plan: Plan, num_steps: int) -> str:
         words.append(f"MFU {format_percent(step.model_flops_utilization)}")
     if step.peak_memory_bytes is not None:
         words.append(format_bytes(step.peak_memory_bytes))
-    words.append(_duration(step))
+    words.append(f"{format_seconds(step.step_s)} ({WARM_UP})" if warm_up else _duration(step))
     if step.slowest_rank is not None and step.slowest_compute_s is not None:
         device = plan.ranks[step.slowest_rank].device
         words.append(f"slowest rank {step.slowest_rank} ({device}) {format_seconds(step.slowest_compute_s)}")
@@ -61,12 +74,20 @@ class StepTeller:
         self, plan: Plan, num_steps: int, note: Callable[[str], None], advance: Callable[[float, str], None]
     ) -> None:
         self._plan, self._num_steps, self._note, self._advance = plan, num_steps, note, advance
+        width = shutil.get_terminal_size().columns
+        self._table = StepTable(plan, num_steps, width) if sys.stderr.isatty() else None
+        self._has_begun = False
         self._writers: list[Callable[[StepReport], None]] = []
 
     def __call__(self, step: StepReport) -> None:
         """Tell of one step."""
         self._advance(step.step / self._num_steps, f"step {step.step}/{self._num_steps}")
-        self._note(step_line(step, self._plan, self._num_steps))
+        if self._table is not None:
+            for line in self._table.lines(step):
+                self._note(line)
+        else:
+            self._note(step_line(step, self._plan, self._num_steps, warm_up=not self._has_begun))
+        self._has_begun = True
         for write in self._writers:
             write(step)
 
@@ -103,9 +124,8 @@ def _duration(step: StepReport) -> str:
     took = format_seconds(step.step_s)
     if not step.predicted_step_s:
         return took
-    off = step.step_s / step.predicted_step_s - 1
-    sign = "+" if off >= 0 else "-"
-    return f"{took} ({format_seconds(step.predicted_step_s)} planned, {sign}{format_percent(abs(off))})"
+    off = format_change(step.step_s / step.predicted_step_s - 1)
+    return f"{took} ({format_seconds(step.predicted_step_s)} planned, {off})"
 
 
 def _number(value: float | None, form: str) -> str:
