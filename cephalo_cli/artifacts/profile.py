@@ -184,6 +184,9 @@ class NetworkProfile(Value):
     """Unsharding a unit."""
     reduce_scatter: CollectiveFit
     """Reducing a unit's gradient to its shards."""
+    small_sum_s: Seconds | None = None
+    """Seconds of adding up a few numbers over all ranks, which a step does twice: tokens, and loss and gradient norm.
+    Nothing is assumed when absent."""
 
 
 class Basis(Envelope):

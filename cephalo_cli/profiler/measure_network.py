@@ -41,6 +41,7 @@ LONGEST_WINDOW_S = 0.1
 MOST_REPEATS = 100
 FEWEST_PASSES = 2
 MOST_PASSES = 9
+SUMS_OF_A_WINDOW = 10
 MOVING_PART = 0.5
 """Part of the time limit for what moving a byte costs the CPU."""
 LEAST_RESIDUAL = 0.01
@@ -54,6 +55,7 @@ class Measured:
     gathers: list[CollectivePoint] = field(default_factory=list)
     reductions: list[CollectivePoint] = field(default_factory=list)
     moving: Moving = field(default_factory=Moving)
+    small_sum_s: float | None = None
 
     def network(self) -> NetworkProfile:
         """Fit both collectives."""
@@ -62,6 +64,7 @@ class Measured:
             algorithm=ALGORITHM,
             all_gather=fit_collective(self.gathers),
             reduce_scatter=fit_collective(self.reductions),
+            small_sum_s=self.small_sum_s,
         )
 
 
@@ -112,7 +115,7 @@ def measure_network(
         tasks.append(_Task("reductions", buffers.reduce_bytes, shares, buffers.reduce))
     _time(context, tasks, (1 - MOVING_PART) * max_seconds)
     moves.close()
-    measured = Measured()
+    measured = Measured(small_sum_s=_small_sum_s(context))
     if context.device.type == "cpu":
         measured.moving = measure_moving(
             context,
@@ -186,6 +189,21 @@ class _Task:
     run: Callable[[], None]
     seconds: list[float] = field(default_factory=list)
     """A value a pass."""
+
+
+def _small_sum_s(context: ProcessContext) -> float:
+    """Median time of adding up a few numbers over all ranks, as the slowest rank sees it."""
+    numbers = torch.zeros(3, dtype=torch.float64)
+
+    def window() -> float:
+        dist.barrier(context.process_group)
+        start = time.perf_counter()
+        for _ in range(SUMS_OF_A_WINDOW):
+            dist.all_reduce(numbers, group=context.process_group)
+        return largest_of_ranks(context, time.perf_counter() - start) / SUMS_OF_A_WINDOW
+
+    window()
+    return median(window() for _ in range(MOST_PASSES))
 
 
 def _time(context: ProcessContext, tasks: Sequence[_Task], max_seconds: float) -> None:

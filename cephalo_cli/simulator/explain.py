@@ -80,10 +80,12 @@ def difference(ready: Setting, play: StepPlay) -> str | None:
     ideal = no_copies.model_copy(update={"network": "ideal"})
     played = [_played(each) for each in (plan, no_copies, ideal)]
     estimated = [closed, closed_form_s(no_copies), closed_form_s(ideal)]
+    sums_s = ready.sums_s
     reasons = {
         "the slow or noisy ranks that were asked for": play.step_s - played[0],
         "copies to and from host memory that nothing hides": played[0] - played[1] - (estimated[0] - estimated[1]),
-        "collectives that run past the end of a stage": played[1] - played[2] - (estimated[1] - estimated[2]),
+        "collectives that run past the end of a stage": played[1] - played[2] - (estimated[1] - estimated[2]) - sums_s,
+        "the sums over ranks of tokens, loss and gradient norm": sums_s,
         "ranks that need not meet after every stage": played[2] - estimated[2],
     }
     told = [

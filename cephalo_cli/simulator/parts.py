@@ -62,6 +62,8 @@ class Setting:
     collective_s: tuple[float, ...]
     """Seconds of each collective of a step."""
     parts: tuple[Part, ...]
+    sums_s: float
+    """Seconds of the step's small sums over ranks: its tokens, and its loss and gradient norm."""
     disturbance: Disturbance
 
 
@@ -102,6 +104,7 @@ def setting(plan: Plan, disturbance: Disturbance) -> Setting:
         collectives=collectives,
         collective_s=tuple(_collective_s(times, each, parts) for each in collectives),
         parts=tuple(parts),
+        sums_s=0.0 if plan.network == "ideal" or len(choices) == 1 else 2 * (plan.network.small_sum_s or 0.0),
         disturbance=disturbance,
     )
 

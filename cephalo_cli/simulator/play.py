@@ -14,6 +14,10 @@ Note: moving bytes on the cores that compute
     (its place is allocated, the rank's own part is copied there) comes before, for ``issue_s``; and for ``stall_s`` the
     rank does not compute although the collective runs, because its threads get the cores in turns. Both are waits.
 
+Note: sums that end a step
+    Before the optimizer runs, ranks add up loss and gradient norm, and tokens before the next step. Where they were
+    measured, they are waits before the optimizer, on every rank alike.
+
 Note: what a wait is for
     A rank that stands still waits for a gather, a reduction, a copy, or at the end of the step for the slowest
     optimizer. That is what a measured run can tell as well. Beyond that, the part of the first two in which the
@@ -208,6 +212,8 @@ class _Player:
                 end_s.append(end)
                 continue
             elif isinstance(action, Optimize):
+                start = self.now = start + self.setting.sums_s
+                self.play.wait.reduce += self.setting.sums_s
                 self.now += seconds
             elif isinstance(action, Issue):
                 start = self._issue(action.collective)

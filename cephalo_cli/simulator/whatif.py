@@ -217,6 +217,13 @@ def _scaled(network: NetworkProfile, before: NetworkProfile, after: NetworkProfi
         update={
             "all_gather": fit(network.all_gather, before.all_gather, after.all_gather),
             "reduce_scatter": fit(network.reduce_scatter, before.reduce_scatter, after.reduce_scatter),
+            "small_sum_s": None
+            if network.small_sum_s is None
+            else fit(
+                CollectiveFit(latency_s=network.small_sum_s, bandwidth_bytes_per_s=1.0),
+                before.all_gather,
+                after.all_gather,
+            ).latency_s,
         }
     )
 

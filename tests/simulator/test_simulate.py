@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cephalo_cli.artifacts import Plan, store
+from cephalo_cli.artifacts.profile import CollectiveFit, NetworkProfile
 from cephalo_cli.errors import UsageError
 from cephalo_cli.layout import shard_ranges
 from cephalo_cli.schedule import COLLECTIVES, Op, plan_stages, rank_records
@@ -299,3 +300,19 @@ def test_never_beats_what_no_order_could(
     assert run.report.step_s >= max(rank.compute_s for rank in run.report.ranks) * (1 - 1e-12)
     assert run.report.step_s >= sum(run.setting.collective_s) * (1 - 1e-12)
     assert run.report.step_s <= plan.expected.step_s * (1 + 1e-9)
+
+
+def test_small_sums_end_every_ranks_step_and_are_named() -> None:
+    fit = CollectiveFit(latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    network = NetworkProfile(method="measured", algorithm="direct", all_gather=fit, reduce_scatter=fit)
+    without = simulate(make_plan(["fast", "slow"], [[4], [4]], network=network))
+    late = without.report.step_s
+    summing = network.model_copy(update={"small_sum_s": late / 20})
+    run = simulate(make_plan(["fast", "slow"], [[4], [4]], network=summing))
+    assert run.report.step_s == pytest.approx(1.1 * late)
+    for rank, before in zip(run.report.ranks, without.report.ranks, strict=True):
+        assert rank.compute_s == pytest.approx(before.compute_s)
+        assert rank.wait_s == pytest.approx(before.wait_s + late / 10)
+    assert "the sums over ranks of tokens, loss and gradient norm" in (run.report.difference or "")
+    alone = simulate(make_plan(["fast"], [[4]], network=summing))
+    assert alone.setting.sums_s == 0
