@@ -65,7 +65,7 @@ class Outcome:
     @property
     def step_s(self) -> float:
         """Median over the repeats of the measured step."""
-        return median(each["step_s"] for each in self.measured)
+        return float(median(each["step_s"] for each in self.measured))
 
     @property
     def step_off(self) -> float:
@@ -74,7 +74,7 @@ class Outcome:
 
     def wait_s(self, rank: int) -> float:
         """Median over the repeats of a rank's measured wait."""
-        return median(each["ranks"][rank]["wait_s"] for each in self.measured)
+        return float(median(each["ranks"][rank]["wait_s"] for each in self.measured))
 
     def wait_off(self, rank: int) -> float:
         """Predicted wait less measured wait, as a part of the measured step."""
