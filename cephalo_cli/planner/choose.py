@@ -13,8 +13,8 @@ from cephalo_cli.artifacts.profile import Basis
 from cephalo_cli.errors import InfeasibleError, TimeLimitError, UsageError
 from cephalo_cli.planner.make import make_plan
 from cephalo_cli.planner.problem import make_problem
+from cephalo_cli.planner.reach import compute_bound_s
 from cephalo_cli.planner.repair import infeasible, largest_batch
-from cephalo_cli.planner.solve import compute_bound_s
 from cephalo_cli.planner.variants import with_devices
 
 __all__ = ["Objective", "choose_batch", "choose_devices", "cost_per_token"]

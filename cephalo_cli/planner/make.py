@@ -10,8 +10,8 @@ from cephalo_cli.errors import InfeasibleError, TimeLimitError, UsageError
 from cephalo_cli.planner.check import check_plan
 from cephalo_cli.planner.decided import Decided
 from cephalo_cli.planner.problem import Problem, Space, make_problem
+from cephalo_cli.planner.reach import compute_bound_s
 from cephalo_cli.planner.repair import infeasible
-from cephalo_cli.planner.solve import compute_bound_s
 from cephalo_cli.planner.spend import best_plan, widest
 from cephalo_cli.planner.strategies import other_strategies
 

@@ -16,14 +16,13 @@ from dataclasses import KW_ONLY, dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from cephalo_cli.costmodel import RankChoice, rank_memory, step_estimate
+from cephalo_cli.costmodel import RankChoice, step_estimate
 from cephalo_cli.planner.bounds import Bounds, bound_options, open_samples
 from cephalo_cli.planner.columns import ColumnSearch
 from cephalo_cli.planner.frugal import state_fits
 from cephalo_cli.planner.limits import TOLERANCE, Effort, Found, Search, price_rows, stage_floors
 from cephalo_cli.planner.microbatches import list_exactly
 from cephalo_cli.planner.options import (
-    BELOW,
     Listing,
     Options,
     Window,
@@ -31,13 +30,14 @@ from cephalo_cli.planner.options import (
     join_options,
     without_dominated,
 )
-from cephalo_cli.planner.problem import DeviceGroup, Problem
-from cephalo_cli.planner.shares import ROUNDING, ShareLimits, fair_shares
-from cephalo_cli.planner.sizes import kind_seconds, rates
+from cephalo_cli.planner.place import place_shares
+from cephalo_cli.planner.problem import Problem
+from cephalo_cli.planner.reach import ideal_s, least_busiest, reaches
+from cephalo_cli.planner.shares import ROUNDING, ShareLimits
 from cephalo_cli.planner.teams import relax, root_teams
 from cephalo_cli.planner.tidy import tidy
 
-__all__ = ["Outcome", "Solution", "compute_bound_s", "fixed", "improve", "least_s", "price", "solve"]
+__all__ = ["Outcome", "Solution", "fixed", "improve", "price", "solve"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -91,8 +91,8 @@ def improve(
     floors = stage_floors(problem)
     counts = np.array(problem.counts, dtype=np.float64)
     flat = np.zeros(len(problem.kinds)) if problem.moves else floors
-    ideal = _ideal_s(problem, _reaches(problem, floors, counts))
-    least_exposed = problem.exposed_floor_s + problem.exposed_slope_s * _least_busiest(problem)
+    ideal = ideal_s(problem, reaches(problem, floors, counts))
+    least_exposed = problem.exposed_floor_s + problem.exposed_slope_s * least_busiest(problem)
     known = Found(rows=(), limits=ShareLimits(known_s, 0.0, 0.0))
     none = Outcome(solution=None, lower_bound_s=known_s)
     window = Window(floors_s=floors, counts=counts, budget_s=known_s - least_exposed, flat_s=flat)
@@ -187,8 +187,8 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
     floors = stage_floors(problem)
     counts = np.array(problem.counts, dtype=np.float64)
     flat = np.zeros(len(problem.kinds)) if problem.moves else floors
-    ideal = _ideal_s(problem, _reaches(problem, floors, counts))
-    least_exposed = problem.exposed_floor_s + problem.exposed_slope_s * _least_busiest(problem)
+    ideal = ideal_s(problem, reaches(problem, floors, counts))
+    least_exposed = problem.exposed_floor_s + problem.exposed_slope_s * least_busiest(problem)
     budgets = [ideal * factor if factor < math.inf else math.inf for factor in BUDGETS]
     while budgets:
         window = Window(floors_s=floors, counts=counts, budget_s=budgets.pop(0), flat_s=flat)
@@ -224,16 +224,12 @@ class _Settled:
     proven: bool
 
 
-def _reaches(problem: Problem, floors: Floats, counts: Floats) -> "list[_Reach]":
-    return [_Reach(rates(problem, group), floors, counts, problem.batch_size) for group in problem.groups]
-
-
 def _bounds(problem: Problem, window: Window) -> list[Bounds]:
     """Options of every group within a window, from both sides."""
-    reaches = _reaches(problem, window.floors_s, window.counts)
+    groups = reaches(problem, window.floors_s, window.counts)
     return [
         bound_options(problem, group, math.floor(reach.within(window.budget_s) * (1.0 + ROUNDING)), window)
-        for group, reach in zip(problem.groups, reaches, strict=True)
+        for group, reach in zip(problem.groups, groups, strict=True)
     ]
 
 
@@ -295,10 +291,6 @@ def _searcher(
     return Search(problem, options, deadline, best, effort)
 
 
-def _least_busiest(problem: Problem) -> float:
-    return 0.0 if problem.network is None else problem.network.least_busiest
-
-
 def _solution(problem: Problem, settled: _Settled) -> Solution:
     options, found, lower_bound_s = settled.options, settled.found, settled.lower_bound_s
     if not problem.moves:
@@ -311,99 +303,3 @@ def _solution(problem: Problem, settled: _Settled) -> Solution:
     step_s = step_estimate(problem.basis, choices, problem.step).step_s
     lower = min(lower_bound_s, found.limits.step_s)
     return Solution(choices=choices, step_s=step_s, lower_bound_s=min(lower, step_s), proven=settled.proven)
-
-
-def place_shares(problem: Problem, choices: Sequence[RankChoice], limits: ShareLimits) -> tuple[RankChoice, ...]:
-    """Give every rank its share: as the limits allow, memories filled evenly."""
-    lows, highs, free, sizes = [], [], [], []
-    groups = {group.name: group for group in problem.groups}
-    cache: dict[RankChoice, tuple[float, float, float, float]] = {}
-    for choice in choices:
-        if choice not in cache:
-            cache[choice] = _share_bounds(problem, groups[choice.device], choice, limits)
-        low, high, room, size = cache[choice]
-        lows.append(low)
-        highs.append(high)
-        free.append(room)
-        sizes.append(size)
-    shares = fair_shares(lows, highs, free, sizes)
-    return tuple(replace(choice, state_share=share) for choice, share in zip(choices, shares, strict=True))
-
-
-def _share_bounds(
-    problem: Problem, group: DeviceGroup, choice: RankChoice, limits: ShareLimits
-) -> tuple[float, float, float, float]:
-    """Least and largest share, the share that would fill the memory, and the memory limit in shares."""
-    memory = rank_memory(problem.basis, problem.settings, choice, step=problem.memory_step, num_ranks=problem.num_ranks)
-    free = (memory.limit_bytes - memory.total_bytes) / problem.state_bytes * BELOW
-    low, high = 0.0, min(1.0, free, group.startup_share)
-    network = problem.network
-    if network is not None:
-        low = max(0.0, 1.0 - limits.busiest)
-        if network.direct:
-            high = min(high, limits.busiest / (network.num_ranks - 1))
-    if group.optimizer_s > 0:
-        high = min(high, limits.optimizer_s / group.optimizer_s)
-    if network is not None and group.moving_s_per_byte > 0:
-        constant, slope = network.handled
-        num_again = choice.num_recomputed(problem.basis.model.num_layers)
-        own_s = kind_seconds(problem, group.device, choice.microbatch_sizes, num_again)
-        for stage, seconds in zip(problem.stages, limits.stages_s, strict=True):
-            own = own_s[stage.kind]
-            if stage.moved_bytes and slope:
-                reach = ((seconds - own) / (group.moving_s_per_byte * stage.moved_bytes) - constant) / slope
-                low, high = (low, min(high, reach)) if slope > 0 else (max(low, reach), high)
-    high = max(0.0, high)  # a rank that sets a stage's limit reaches it up to rounding
-    return min(low, high), high, free, memory.limit_bytes / problem.state_bytes
-
-
-class _Reach:
-    """How many samples one rank of a group can take within a budget, at the least seconds a sample.
-
-    ``sum_k counts_k * max(floors_k, speed_k * b)`` is linear between the points where a kind leaves its floor.
-    """
-
-    def __init__(self, speed: Floats, floors: Floats, counts: Floats, batch_size: int) -> None:
-        moving = speed > 0
-        kinks = np.minimum(floors[moving] / speed[moving], batch_size)
-        self.samples = np.unique(np.concatenate([[0.0, batch_size], kinks]))
-        self.seconds = np.maximum(np.outer(self.samples, speed), floors) @ counts
-
-    def within(self, budget_s: float) -> float:
-        """Samples within a budget, up to the whole batch."""
-        if budget_s < self.seconds[0]:
-            return 0.0
-        return float(np.interp(budget_s, self.seconds * (1.0 - ROUNDING), self.samples))
-
-
-def _ideal_s(problem: Problem, reaches: Sequence[_Reach]) -> float:
-    """Least time of all stages if samples could be split in any way: the first budget."""
-
-    def enough(budget_s: float) -> bool:
-        reached = sum(
-            group.count * reach.within(budget_s) for group, reach in zip(problem.groups, reaches, strict=True)
-        )
-        return reached >= problem.batch_size
-
-    low, high = 0.0, max(float(reach.seconds[-1]) for reach in reaches)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def least_s(problem: Problem) -> float:
-    """No plan of the problem is faster than this: samples split in any way, shares even."""
-    floors = stage_floors(problem)
-    counts = np.array(problem.counts, dtype=np.float64)
-    exposed = problem.exposed_floor_s + problem.exposed_slope_s * _least_busiest(problem)
-    return exposed + _ideal_s(problem, _reaches(problem, floors, counts))
-
-
-def compute_bound_s(problem: Problem) -> float:
-    """No plan under any schedule is faster than this: samples split in any way, nothing but compute counted."""
-    counts = np.array(problem.counts, dtype=np.float64)
-    floors = np.zeros(len(problem.kinds))
-    return _ideal_s(
-        problem, [_Reach(rates(problem, group), floors, counts, problem.batch_size) for group in problem.groups]
-    )

@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 from cephalo_cli.costmodel import RankChoice
 from cephalo_cli.planner.limits import Effort
 from cephalo_cli.planner.problem import DeviceGroup, Problem, Space, make_problem, partial_counts
-from cephalo_cli.planner.solve import Solution, fixed, improve, least_s, price, solve
+from cephalo_cli.planner.reach import least_s
+from cephalo_cli.planner.solve import Solution, fixed, improve, price, solve
 
 __all__ = ["Plan", "best_plan", "widest"]
 

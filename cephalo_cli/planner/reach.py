@@ -1,0 +1,77 @@
+"""Bounds on the step before any option is listed: how many samples a budget buys, and what a batch takes at least."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from cephalo_cli.planner.limits import stage_floors
+from cephalo_cli.planner.problem import Problem
+from cephalo_cli.planner.shares import ROUNDING
+from cephalo_cli.planner.sizes import rates
+
+__all__ = ["Reach", "compute_bound_s", "ideal_s", "least_busiest", "least_s", "reaches"]
+
+Floats = npt.NDArray[np.float64]
+
+
+class Reach:
+    """How many samples one rank of a group can take within a budget, at the least seconds a sample.
+
+    ``sum_k counts_k * max(floors_k, speed_k * b)`` is linear between the points where a kind leaves its floor.
+    """
+
+    def __init__(self, speed: Floats, floors: Floats, counts: Floats, batch_size: int) -> None:
+        moving = speed > 0
+        kinks = np.minimum(floors[moving] / speed[moving], batch_size)
+        self.samples = np.unique(np.concatenate([[0.0, batch_size], kinks]))
+        self.seconds = np.maximum(np.outer(self.samples, speed), floors) @ counts
+
+    def within(self, budget_s: float) -> float:
+        """Samples within a budget, up to the whole batch."""
+        if budget_s < self.seconds[0]:
+            return 0.0
+        return float(np.interp(budget_s, self.seconds * (1.0 - ROUNDING), self.samples))
+
+
+def ideal_s(problem: Problem, reach_of: Sequence[Reach]) -> float:
+    """Least time of all stages if samples could be split in any way: the first budget."""
+
+    def enough(budget_s: float) -> bool:
+        reached = sum(
+            group.count * reach.within(budget_s) for group, reach in zip(problem.groups, reach_of, strict=True)
+        )
+        return reached >= problem.batch_size
+
+    low, high = 0.0, max(float(reach.seconds[-1]) for reach in reach_of)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def least_s(problem: Problem) -> float:
+    """No plan of the problem is faster than this: samples split in any way, shares even."""
+    floors = stage_floors(problem)
+    counts = np.array(problem.counts, dtype=np.float64)
+    exposed = problem.exposed_floor_s + problem.exposed_slope_s * least_busiest(problem)
+    return exposed + ideal_s(problem, reaches(problem, floors, counts))
+
+
+def compute_bound_s(problem: Problem) -> float:
+    """No plan under any schedule is faster than this: samples split in any way, nothing but compute counted."""
+    counts = np.array(problem.counts, dtype=np.float64)
+    floors = np.zeros(len(problem.kinds))
+    return ideal_s(
+        problem, [Reach(rates(problem, group), floors, counts, problem.batch_size) for group in problem.groups]
+    )
+
+
+def reaches(problem: Problem, floors: Floats, counts: Floats) -> list[Reach]:
+    """Reach of one rank of every group."""
+    return [Reach(rates(problem, group), floors, counts, problem.batch_size) for group in problem.groups]
+
+
+def least_busiest(problem: Problem) -> float:
+    """The smallest w."""
+    return 0.0 if problem.network is None else problem.network.least_busiest
