@@ -1,9 +1,18 @@
-"""The folder that checkpoints live in: which are there, which may go, and what a killed job left behind."""
+"""The folder that checkpoints live in: which are there, which may go, and what a killed job left behind.
+
+Note: one training a folder
+    Two trainings that save the same step in one folder would write into each other's files. So rank 0 locks the folder
+    while it trains. The lock is the system's: it ends with the process, however that ends. A training that is started
+    again waits a while for the one before it, whose ranks may still be leaving.
+"""
 
 import contextlib
+import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch.distributed as dist
@@ -16,6 +25,9 @@ __all__ = ["UnwrittenError", "candidates", "has_checkpoints", "on_rank_0", "prep
 
 CUT_SHORT = ("unexpected pos", "PytorchStreamWriter failed")
 """What torch says when a write did not go through, whatever the system's reason (torch 2.13)."""
+PATIENCE_S = 15.0
+"""How long to wait for a training before, whose ranks may still be leaving."""
+PAUSE_S = 0.2
 PROBE = ".shared"
 """Name of the file that shows whether all ranks see the same folder."""
 
@@ -37,15 +49,21 @@ def has_checkpoints(folder: Path) -> bool:
     return bool(candidates(folder, is_latest=True))
 
 
-def prepare_folder(folder: Path, group: dist.ProcessGroup) -> None:
-    """Make the folder before the first step, and remove what a killed job left; every rank takes part.
+def prepare_folder(folder: Path, group: dist.ProcessGroup, held: ExitStack) -> None:
+    """Make the folder before the first step, lock it, and remove what a killed job left; every rank takes part.
+
+    Args:
+        folder: Where checkpoints live.
+        group: All ranks.
+        held: The folder is locked until this is closed.
 
     Raises:
-        UnwrittenError: It cannot be written, or the ranks do not share it.
+        UnwrittenError: It cannot be written, another training uses it, or the ranks do not share it.
     """
 
     def prepare() -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        _lock(folder, held)
         (folder / PROBE).write_bytes(b"")
         for old in folder.glob(".step-*.old"):
             name = folder / old.name.removeprefix(".").removesuffix(".old")
@@ -116,6 +134,28 @@ def unwritten(folder: Path, reason: BaseException | str) -> UnwrittenError:
     return UnwrittenError(
         f"the checkpoint cannot be written: {words}", where=str(folder), hint="earlier checkpoints are untouched"
     )
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    """Keep other trainings out, see the note; file systems that cannot lock a folder are taken as they are."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    held.callback(os.close, descriptor)
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise UnwrittenError(
+                    "another training keeps its checkpoints here, and is still running",
+                    where=str(folder),
+                    hint="end it first, or give another folder",
+                ) from None
+            time.sleep(PAUSE_S)
+        except OSError:
+            return
+        else:
+            return
 
 
 def _sync(folder: Path) -> None:

@@ -63,8 +63,8 @@ def train(plan: Plan, options: TrainOptions, context: ProcessContext, callbacks:
         InterruptedRunError: A signal came; a checkpoint was saved where there is a folder for it.
     """
     check_options(plan, options)
-    with StopSignals() as signals:
-        training = _Training(plan, options, context, callbacks, signals)
+    with StopSignals() as signals, contextlib.ExitStack() as held:
+        training = _Training(plan, options, context, callbacks, signals=signals, held=held)
         try:
             training.run()
         except PeerLostError:
@@ -96,7 +96,14 @@ class _Records:
 
 class _Training:
     def __init__(
-        self, plan: Plan, options: TrainOptions, context: ProcessContext, callbacks: Callbacks, signals: StopSignals
+        self,
+        plan: Plan,
+        options: TrainOptions,
+        context: ProcessContext,
+        callbacks: Callbacks,
+        *,
+        signals: StopSignals,
+        held: contextlib.ExitStack,
     ) -> None:
         self.plan, self.options, self.context, self._callbacks = plan, options, context, callbacks
         self._signals = signals
@@ -114,6 +121,8 @@ class _Training:
             callbacks.on_notice(notice)
         if plan.model.own is not None:
             check_own(plan.model, plan.seq_len, self.dtype)
+        if options.checkpoint_dir is not None:
+            prepare_folder(Path(options.checkpoint_dir), self._group, held)
         found = self._find_checkpoint()
         self.seed = _seed(options, found)
         self._source, validation = split_source(
@@ -271,7 +280,6 @@ class _Training:
         if options.checkpoint_dir is None:
             return None
         folder = Path(options.checkpoint_dir)
-        prepare_folder(folder, self._group)
         is_async = options.async_checkpoint
         saver = Saver(
             folder,

@@ -1,6 +1,7 @@
 """Checkpoints belong to the model, not to the plan; they are complete or absent."""
 
 import dataclasses
+import fcntl
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from cephalo_cli.artifacts import Plan
 from cephalo_cli.errors import ArtifactError, InterruptedRunError, TrainingError, UsageError
-from cephalo_cli.executor import Callbacks, TrainOptions
+from cephalo_cli.executor import Callbacks, TrainOptions, checkpoint_folder
 from cephalo_cli.executor.checkpoint import find_checkpoint, load_shards, save_checkpoint
 from cephalo_cli.executor.checkpoint_manifest import Manifest
 from cephalo_cli.executor.checkpoint_shards import LoadShards, Shard
@@ -242,6 +243,32 @@ def test_a_signal_to_one_rank_stops_all_and_the_rest_is_done_on_resuming(
     reference = reference_of(text, 8)
     assert rest[0].losses == pytest.approx(reference.losses[3:], rel=1e-10, abs=0)
     assert whole[0].losses == pytest.approx(reference.losses, rel=1e-10, abs=0)
+
+
+def test_two_trainings_do_not_share_a_folder(ranks: Ranks, text: Path, tmp_path: Path) -> None:
+    """One training at a time; the lock of one that ended, however it did, is gone."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    other = os.open(folder, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    job = train_steps(PLANS["one rank"], text, 1, checkpoint_dir=str(folder))
+    ((refused,),) = ranks.run([dataclasses.replace(job, run=impatient_job)])
+    os.close(other)
+    assert isinstance(refused, TrainingError)
+    assert "another training keeps its checkpoints here, and is still running" in refused.message
+    assert list(folder.iterdir()) == []
+    again = dataclasses.replace(job, options=job.options.model_copy(update={"num_steps": 2, "resume": "latest"}))
+    ((first,), (second,)) = ranks.run([job, again])
+    assert [first.checkpoints, second.checkpoints] == [
+        [str(folder / "step-00000001")],
+        [str(folder / "step-00000002")],
+    ]
+
+
+def impatient_job(context: ProcessContext, job: Job) -> Trained:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint_folder, "PATIENCE_S", 0.3)
+        return train_job(context, job)
 
 
 def recut_job(context: ProcessContext, job: Job) -> None:
