@@ -4,11 +4,12 @@
 
 alone    world size 1 beside a plain PyTorch loop, on one core
 equal    two ranks of a core each; FSDP2 and DDP have the even split, which is the plan's too
-unequal  four ranks of 0.8, 0.5, 0.3 and 0.2 of a core, held by control groups; FSDP2 and DDP have the even split
+unequal  four ranks of 0.8, 0.5, 0.3 and 0.2 of a core; FSDP2 and DDP have the even split
 memory   the same four, the fastest with little memory, which the kernel enforces: the even split dies of it
 whole    the same four, none with enough memory for the model alone
 
-The model is a GPT of 25 million parameters, the text Python's own, recompute off but in ``memory`` and ``whole``, where
+Ranks are held to their part of a core, and to their memory, by control groups that come before other programs. The
+model is a GPT of 25 million parameters, the text Python's own, recompute off but in ``memory`` and ``whole``, where
 the planner chooses for Cephalo and FSDP2 also gets its most frugal setting.
 Contestants take turns, one run of all of them a round; a run's first step warms up. ``--folder`` keeps profile, plan
 and every run, so a long race can be run in pieces: the table is of all runs that are there. Ratios of throughputs are
@@ -21,7 +22,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,10 @@ class Contestant:
     """Training options."""
     is_plain: bool = False
     """Whether it is the plain PyTorch loop."""
-    cpus: tuple[int, ...] = ()
-    """The only CPUs it may use; all when empty."""
 
 
-def cluster_of(name: str, devices: Sequence[tuple[str, float | None, int]]) -> Cluster:
-    """A cluster on this host: name, part of a core (None: not emulated) and memory of every device."""
+def cluster_of(name: str, devices: Sequence[tuple[str, float, int]]) -> Cluster:
+    """A cluster on this host: name, part of a core and memory of every device."""
     return Cluster(
         name=name,
         device_types={
@@ -89,7 +87,7 @@ def cluster_of(name: str, devices: Sequence[tuple[str, float | None, int]]) -> C
 def clusters() -> dict[str, Cluster]:
     """The cluster of every part that has one of its own."""
     types = [(f"cpu-{round(100 * speed)}", speed, AMPLE_BYTES) for speed in SPEEDS]
-    core = ("core", None, AMPLE_BYTES)
+    core = ("core", 1.0, AMPLE_BYTES)
     pair = cluster_of("equal", [core])
     return {
         "alone": cluster_of("alone", [core]),
@@ -109,9 +107,9 @@ def contestants(part: str, profile: Profile, batch_size: int) -> Iterator[Contes
 
     if part == "alone":
         alone = single("core", batch_size)
-        yield Contestant(name="plain", plan=alone, is_plain=True, cpus=(0,))
-        yield Contestant(name="cephalo", plan=alone, cpus=(0,))
-        yield Contestant(name="fsdp2", plan=alone, options={"engine": "fsdp2"}, cpus=(0,))
+        yield Contestant(name="plain", plan=alone, is_plain=True)
+        yield Contestant(name="cephalo", plan=alone)
+        yield Contestant(name="fsdp2", plan=alone, options={"engine": "fsdp2"})
         return
     even = {"even_split": True}
     if part == "memory":
@@ -135,7 +133,7 @@ def contestants(part: str, profile: Profile, batch_size: int) -> Iterator[Contes
     yield Contestant(name="fsdp2", plan=together, options=even | {"engine": "fsdp2"})
     yield Contestant(name="ddp", plan=together, options=even | {"engine": "ddp"})
     if part == "equal":
-        yield Contestant(name="single core", plan=single("core", batch_size // 2), cpus=(0,))
+        yield Contestant(name="single core", plan=single("core", batch_size // 2))
     else:
         for rank in together.ranks:
             size = max(1, sum(rank.microbatch_sizes))
@@ -187,13 +185,12 @@ def run(contestant: Contestant, number: int, num_steps: int) -> Run:
     plan = contestant.plan
     base = Run(name=contestant.name, round=number, num_samples=plan.global_batch_size)
     try:
-        with _on_cpus(contestant.cpus):
-            if contestant.is_plain:
-                arguments = {"plan": json.loads(store.dumps(plan)), "num_steps": num_steps}
-                seconds = run_ranks("race:train_plainly", arguments, plan.cluster)
-                return Run(**(asdict(base) | {"steps_s": seconds[1:]}))
-            options = TrainOptions(data=DATA, num_steps=num_steps, seed=0, **contestant.options)
-            result = run_training(plan, options)
+        if contestant.is_plain:
+            arguments = {"plan": json.loads(store.dumps(plan)), "num_steps": num_steps}
+            seconds = run_ranks("race:train_plainly", arguments, plan.cluster)
+            return Run(**(asdict(base) | {"steps_s": seconds[1:]}))
+        options = TrainOptions(data=DATA, num_steps=num_steps, seed=0, **contestant.options)
+        result = run_training(plan, options)
     except CephaloError as error:
         return Run(**(asdict(base) | {"error": error.message}))
     if result is None:
@@ -233,24 +230,13 @@ def _with_memory(profile: Profile, memory_bytes: int, types: Sequence[str] = ())
     return profile.model_copy(update={"cluster": profile.cluster.model_copy(update={"device_types": changed})})
 
 
-@contextmanager
-def _on_cpus(cpus: tuple[int, ...]) -> Iterator[None]:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus or before)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def _profile(part: str, folder: Path, max_seconds: float) -> Profile:
     part = "unequal" if part in {"memory", "whole"} else part
     path = folder / f"{part}.profile.json"
     if not path.exists():
-        with _on_cpus((0,) if part == "alone" else ()):
-            profile = profile_cluster(
-                clusters()[part], MODEL, SEQ_LEN, "float32", max_microbatch=8, max_seconds=max_seconds
-            )
+        profile = profile_cluster(
+            clusters()[part], MODEL, SEQ_LEN, "float32", max_microbatch=8, max_seconds=max_seconds
+        )
         if profile is None:
             raise AssertionError("local ranks give a profile")
         store.write(profile, path)

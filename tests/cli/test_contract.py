@@ -53,6 +53,8 @@ OPTIONS = {
         "--min-lr",
         "--momentum",
         "--on-nonfinite",
+        "--compile",
+        "--optimizer-in-backward",
         "--token-dtype",
         "--tokenizer",
         "--end-token",
