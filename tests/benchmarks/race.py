@@ -10,10 +10,9 @@ whole    the same four, none with enough memory for the model alone
 
 Ranks are held to their part of a core, and to their memory, by control groups that come before other programs. The
 model is a GPT of 25 million parameters, the text Python's own, recompute off but in ``memory`` and ``whole``, where
-the planner chooses for Cephalo and FSDP2 also gets its most frugal setting.
-Contestants take turns, one run of all of them a round; a run's first step warms up. ``--folder`` keeps profile, plan
-and every run, so a long race can be run in pieces: the table is of all runs that are there. Ratios of throughputs are
-taken within a round.
+the planner chooses for Cephalo and FSDP2 also gets its most frugal setting. Contestants take turns, one run of all of
+them a round; a run's first step warms up. ``--folder`` keeps profile, plan and every run, so a long race can be run in
+pieces: the table is of all runs that are there. Ratios of throughputs are taken within a round.
 """
 
 import argparse
@@ -115,9 +114,9 @@ def contestants(part: str, profile: Profile, batch_size: int) -> Iterator[Contes
     if part == "memory":
         scarce = plan(_with_memory(profile, SCARCE_BYTES, types=("cpu-80",)), batch_size, "auto")
         yield Contestant(name="cephalo", plan=scarce)
-        yield Contestant(name="cephalo, ample memory", plan=plan(profile, batch_size, "auto"))
+        yield Contestant(name="cephalo ample memory", plan=plan(profile, batch_size, "auto"))
         frugal = even | {"engine": "fsdp2", "recompute": True, "microbatch_size": 1}
-        yield Contestant(name="fsdp2, recomputing", plan=scarce, options=frugal)
+        yield Contestant(name="fsdp2 recomputing", plan=scarce, options=frugal)
         yield Contestant(name="fsdp2", plan=scarce, options=even | {"engine": "fsdp2"})
         return
     if part == "whole":

@@ -48,7 +48,7 @@ def table(runs: Sequence[Run]) -> Iterator[str]:
     for name in names:
         rates = [entry.samples_per_s for entry in of[name] if entry.steps_s]
         if not rates:
-            yield f"{name:24}{len(of[name]):>5}  {of[name][0].error}"
+            yield f"{name:24}{len(of[name]):>5}  {(of[name][-1].error or '').partition(';')[0]}"
             continue
         line = f"{name:24}{len(rates):>5}{median(rates):>11.3f}{min(rates):>8.3f}{max(rates):>8.3f}"
         line += f"{median(rates) / singles:>12.1%}" if singles and not name.startswith("single") else f"{'':12}"
