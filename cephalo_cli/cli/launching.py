@@ -19,6 +19,8 @@ def training_commands(plan: "Plan", path: str) -> list[str]:
         path: Its file.
     """
     train = f"cephalo train {shlex.quote(path)} --data python-stdlib --steps 20"
+    if plan.model.own is not None:
+        train += f" --model {plan.model.own.source}"
     nodes = plan.cluster.nodes
     backends = {plan.cluster.device_types[device].backend for node in nodes for device in node.devices}
     if len(nodes) == 1 or backends == {"cpu"}:
