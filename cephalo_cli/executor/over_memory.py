@@ -52,10 +52,12 @@ class MemoryLog:
         self.seen.setdefault(rank, MemorySeen()).note(step, peak_bytes)
 
 
-def explain_memory(error: MemoryLimitError, plan: Plan, log: MemoryLog) -> None:
-    """Add to an error which terms were planned and which were found."""
+def explain_memory(error: MemoryLimitError, plan: Plan, log: MemoryLog, *, compiles: bool = False) -> None:
+    """Add to an error which terms were planned and which were found; a compiler takes memory that no plan counts."""
     if error.rank is None:
         return
+    if compiles:
+        error.hint = "torch.compile takes memory of its own: leave --compile out, or plan with a larger --reserve"
     planned = plan.ranks[error.rank].memory
     terms = ", ".join(
         f"{name} {format_bytes(getattr(planned, f'{name}_bytes'))}"

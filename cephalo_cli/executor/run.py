@@ -62,7 +62,7 @@ def run_training(
             holds_signals=True,
         )
     except MemoryLimitError as error:
-        explain_memory(error, plan, memory)
+        explain_memory(error, plan, memory, compiles=options.compile)
         raise
     return None if result is None else _result_from_json(result)
 

@@ -52,6 +52,9 @@ def test_the_message_says_what_was_planned_and_found(told: list[tuple[int, int]]
     error.rank = 1
     explain_memory(error, PLAN, log)
     assert error.message == PLANNED + found
+    assert error.hint is None
+    explain_memory(error, PLAN, log, compiles=True)
+    assert error.hint == "torch.compile takes memory of its own: leave --compile out, or plan with a larger --reserve"
 
 
 def test_a_peak_is_told_when_it_has_grown() -> None:
