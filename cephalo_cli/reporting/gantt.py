@@ -42,6 +42,8 @@ NETWORK = ("gather", "reduce")
 COPIES = ("copy in", "copy out")
 COMPUTE = ("forward", "recompute", "backward", "optimizer")
 BINS = 480
+NEAR = 0.3
+"""From this share of the limit on the limit is in the picture; below it, curves would lie on the axis."""
 SHORTEST = 1e-9
 """Length of the axis of a step that takes no time at all."""
 
@@ -218,12 +220,17 @@ def _draw_memory(axes: "Axes", timeline: Timeline) -> None:
             zorder=3 if loud else 2,
         )
     if limits:
-        axes.axhline(1.0, color="black", linewidth=1.0, linestyle=(0, (4, 2)))
+        most = max(fullest.used)
+        is_near = most > NEAR
+        words = "limit" if is_near else f"limit: {1 / most:.0f} times as much" if most else "limit: far above"
+        at = 1.0 if is_near else 1.2 * most or 1.0
+        if is_near:
+            axes.axhline(1.0, color="black", linewidth=1.0, linestyle=(0, (4, 2)))
         axes.annotate(
-            "limit", (1, 1), xycoords=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=8, color="black"
+            words, (1, at), xycoords=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=8, color="black"
         )
-        axes.set_ylim(0, max(1.12, 1.1 * max(fullest.used)))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        axes.set_ylim(0, max(1.12, 1.1 * most) if is_near else 1.12 * at)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
         axes.set_ylabel("memory (share of limit)")
     else:
         axes.set_ylim(0, None)
