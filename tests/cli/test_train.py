@@ -46,7 +46,11 @@ def test_dry_run_says_what_every_rank_would_keep_and_do() -> None:
         assert (block["start"], block["stop"]) == (expected.start, expected.stop)
         assert block["state_bytes"] == 12 * len(expected)
         records = rank_records(
-            steps, num_microbatches=len(rank.microbatch_sizes), recompute=rank.recompute, offload=rank.offload
+            steps,
+            num_microbatches=len(rank.microbatch_sizes),
+            recompute=rank.recompute,
+            offload=rank.offload,
+            recompute_blocks=rank.recompute_blocks,
         )
         assert len(found["records"][rank.rank]) == len(records)
         assert found["records"][rank.rank][0] == "gather embedding"
