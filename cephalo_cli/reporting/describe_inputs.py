@@ -87,6 +87,11 @@ def describe_model(model: Model) -> list[Part]:
         ("patch_size", "patch size", model.patch_size),
         ("num_classes", "classes", model.num_classes),
         ("tie_embeddings", "tied embeddings", model.tie_embeddings),
+        ("rope_scaling", "stretched positions", _stretch(model)),
+        ("sliding_window", "sliding window", model.sliding_window),
+        ("dropout", "dropout", model.dropout or None),
+        ("frozen", "not trained", None if model.frozen is None else list(model.frozen)),
+        ("frozen_dtype", "stored in", model.frozen_dtype),
     ]
     parameters = (
         Fact(key="num_parameters", label="parameters", value=num_parameters(model), kind="count"),
@@ -101,6 +106,11 @@ def describe_model(model: Model) -> list[Part]:
     )
     facts = tuple(Fact(key=key, label=label, value=value) for key, label, value in fields if value is not None)
     return [Facts(name="model", title=f"Model {model.name}", facts=facts + parameters)]
+
+
+def _stretch(model: Model) -> str | None:
+    scaling = model.rope_scaling
+    return None if scaling is None else f"{scaling.type}, {scaling.factor:g} times"
 
 
 def describe_profile(profile: Profile) -> list[Part]:

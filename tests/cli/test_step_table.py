@@ -1,12 +1,12 @@
 """The lines of a training on a terminal: a table whose columns fit, and a warm-up that is not held against the plan."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from cephalo_cli.artifacts import Plan, store
 from cephalo_cli.artifacts.report import StepReport
-from cephalo_cli.cli import train_lines
 from cephalo_cli.cli.step_table import StepTable
 from cephalo_cli.cli.train_lines import StepTeller, step_line
 
@@ -71,7 +71,7 @@ def test_a_log_has_whole_sentences_and_marks_the_warm_up() -> None:
 
 
 def test_a_terminal_gets_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_lines.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     said: list[str] = []
     StepTeller(PLAN, 20, said.append, lambda _fraction, _words: None)(step(1))

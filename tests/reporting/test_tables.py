@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from cephalo_cli.artifacts import Envelope, Plan, Profile, Report
+from cephalo_cli.artifacts.model import RopeScaling
 from cephalo_cli.artifacts.plan import Alternative, PlanSettings
 from cephalo_cli.artifacts.profile import Basis
 from cephalo_cli.artifacts.report import StepReport
@@ -252,3 +253,13 @@ def test_importing_tables_loads_nothing_that_draws() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_model_says_what_few_models_have() -> None:
+    stretch = RopeScaling(type="linear", factor=4.0)
+    model = small_plan().model.model_copy(
+        update={"family": "llama", "rope_scaling": stretch, "sliding_window": 512, "frozen": ("block.0.*",)}
+    )
+    text = printed(artifact_tables(model))
+    for words in ("stretched positions  linear, 4 times", "sliding window       512", "not trained          block.0.*"):
+        assert words in text
