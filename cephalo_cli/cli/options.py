@@ -13,6 +13,7 @@ __all__ = [
     "Engine",
     "Force",
     "Json",
+    "Lora",
     "LrSchedule",
     "OnNonfinite",
     "Optimizer",
@@ -31,6 +32,14 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")]
 OutputPath = Annotated[
     str | None, typer.Option("--output", "-o", metavar="FILE", help="Where the result goes; - is standard output.")
+]
+Lora = Annotated[
+    str | None,
+    typer.Option(
+        metavar="rank=R,...",
+        help="Train low-rank adapters only, such as rank=8,alpha=16,targets=attention.*+mlp.up,base=bfloat16: alpha is "
+        "the rank and targets attention.* if absent; base is the dtype that the model itself is stored in.",
+    ),
 ]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Engine = Literal["cephalo", "fsdp2", "ddp"]

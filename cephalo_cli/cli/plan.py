@@ -9,6 +9,7 @@ from cephalo_cli.cli.options import (
     Dtype,
     Force,
     Json,
+    Lora,
     Optimizer,
     OutputPath,
     Quiet,
@@ -114,6 +115,7 @@ def command(
         int | None, typer.Option(metavar="N", min=1, max=LARGEST_INTEGER, help="With --gpus: tokens of one sample.")
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="With --gpus: compute dtype; if absent one that all run.")] = None,
+    lora: Lora = None,
     output: OutputPath = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -133,6 +135,7 @@ def command(
         model=model,
         seq_len=seq_len,
         dtype=dtype,
+        lora=lora,
         batch_size=batch_size,
         max_batch_size=max_batch_size,
         strategy=strategy,

@@ -56,6 +56,7 @@ class Question:
     model: str | None
     seq_len: int | None
     dtype: Dtype | None
+    lora: str | None
     batch_size: str | None
     max_batch_size: int | None
     strategy: Literal["cephalo", "fsdp", "compute-balanced", "memory-balanced", "whale", "poplar", "all"]
@@ -208,10 +209,12 @@ class Question:
             expect_compatible(profile.cluster, profile.dtype)
             return profile, (source,)
         from cephalo_cli.catalog import cluster_from_gpus, load_model
+        from cephalo_cli.cli.lora import with_adapters
         from cephalo_cli.profiler import estimate_profile
 
         cluster = cluster_from_gpus(self.gpus or "")
         shape, inputs = load_model(self.model or "")
+        shape = with_adapters(shape, self.lora)
         check_length(shape, self.seq_len)
         dtype = self.dtype or common_dtype(cluster)
         if self.dtype is None:
@@ -235,6 +238,7 @@ class Question:
             "--model": self.model,
             "--seq-len": None if self.seq_len is None else str(self.seq_len),
             "--dtype": self.dtype,
+            "--lora": self.lora,
             "--batch-size": self.batch_size,
             "--memory-fraction": None if self.memory_fraction == MEMORY_FRACTION else f"{self.memory_fraction:g}",
             "--reserve": self.reserve,
@@ -262,8 +266,8 @@ class Question:
             ),
             (self.gpus is not None and self.model is None, "--gpus needs --model", "such as --model llama-7b"),
             (
-                self.gpus is None and (self.model or self.seq_len or self.dtype) is not None,
-                "--model, --seq-len and --dtype go with --gpus; a profile has its own",
+                self.gpus is None and (self.model or self.seq_len or self.dtype or self.lora) is not None,
+                "--model, --seq-len, --dtype and --lora go with --gpus; a profile has its own",
                 "leave them out",
             ),
             (self.batch_size is None, "--batch-size is missing", "a number, auto or max"),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Force, Json, OutputPath, Quiet, check_length
+from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Force, Json, Lora, OutputPath, Quiet, check_length
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,6 +54,7 @@ def command(
         ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Compute dtype.")] = "float32",
+    lora: Lora = None,
     max_microbatch: Annotated[
         int | None,
         typer.Option(
@@ -97,6 +98,7 @@ def command(
     import os
 
     from cephalo_cli.artifacts import store
+    from cephalo_cli.cli.lora import with_adapters
     from cephalo_cli.cli.output import Output
     from cephalo_cli.runtime.launch import external_launcher
 
@@ -121,6 +123,7 @@ def command(
     if output is not None and speaks:
         store.check_writable(output, force=force)
     shape, inputs = _model(model, wanted)
+    shape = with_adapters(shape, lora)
     check_length(shape, seq_len)
     devices, cluster_inputs = _cluster(cluster, gpus)
     with out.progress("profiling") as progress:

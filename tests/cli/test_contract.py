@@ -16,6 +16,7 @@ OPTIONS = {
         "--estimate",
         "--from-table",
         "--memory-table",
+        "--lora",
     },
     "plan": {
         "--batch-size",
@@ -31,6 +32,7 @@ OPTIONS = {
         "--objective",
         "--drop-devices",
         "--max-batch-size",
+        "--lora",
         "--optimizer",
         "--momentum",
     },
@@ -70,6 +72,9 @@ OPTIONS = {
         "--validation-steps",
         "--tensorboard",
         "--dry-run",
+        "--weights",
+        "--export",
+        "--export-dtype",
     },
     "show": {"--schema", "--plot"},
 }

@@ -51,7 +51,7 @@ USAGE = {
     ),
     "model of a profile": (
         ("plan", "p.json", "-b", "8", "--model", GPT),
-        "--model, --seq-len and --dtype go with --gpus; a profile has its own (leave them out)",
+        "--model, --seq-len, --dtype and --lora go with --gpus; a profile has its own (leave them out)",
     ),
     "check and plan": (
         ("plan", "p.json", "--check", "q.json"),

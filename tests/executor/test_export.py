@@ -1,6 +1,7 @@
 """From a Hugging Face folder through training on several ranks to a folder again."""
 
 import json
+import weakref
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -8,9 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn import functional
-from transformers import PreTrainedModel
+from tokenizers import Tokenizer
 
 from cephalo_cli.artifacts import Model
 from cephalo_cli.catalog.huggingface import model_from_hf_config
@@ -19,16 +18,12 @@ from cephalo_cli.executor import TrainOptions
 from cephalo_cli.executor.export import Export, UnitTensors
 from cephalo_cli.executor.pretrained import Pretrained
 from cephalo_cli.units import num_frozen_parameters
-from tests.executor.plans import SEQ_LEN, make_plan
+from tests.executor.fine_tuning import RATE, SHARES, SPLIT, fine_tune, with_tokenizer
+from tests.executor.plans import make_plan
 from tests.executor.ranks import Job, Ranks, train_job
-from tests.executor.reference import shuffled, write_text
+from tests.executor.reference import write_text
 from tests.executor.test_pretrained import filled_modules
-from tests.models.hub import FAMILIES, load_folder, make_folder, some_batch, their_logits
-
-SHARES = [0.3, 0.7, 0.0]
-SPLIT = [[2, 1], [], [2]]
-BATCH = 5
-RATE = 1e-2
+from tests.models.hub import FAMILIES, empty_modules, load_folder, make_folder, some_batch, their_logits
 
 
 def units_of(weights: Pretrained, model: Model) -> Iterator[UnitTensors]:
@@ -57,6 +52,23 @@ def test_a_folder_comes_back_byte_for_byte(name: str, dtype: torch.dtype, tmp_pa
     if dtype == torch.float32:
         again = their_logits(load_folder(name, tmp_path / "out"), batch)
         assert torch.equal(again, their_logits(theirs, batch))
+
+
+def test_one_unit_is_held_at_a_time(tmp_path: Path) -> None:
+    make_folder("gpt2", tmp_path / "in")
+    model = model_from_hf_config(tmp_path / "in" / "config.json")
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def units() -> Iterator[UnitTensors]:
+        for shapes in [dict(module.named_parameters()) for module in empty_modules(model)]:
+            assert all(tensor() is None for tensor in made)
+            tensors = {name: torch.zeros(each.shape) for name, each in shapes.items()}
+            made.extend(map(weakref.ref, tensors.values()))
+            yield tensors
+            del tensors
+
+    Export(tmp_path / "out", model).write(units())
+    assert (tmp_path / "out" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -110,41 +122,6 @@ def test_a_model_that_no_configuration_describes_is_refused() -> None:
 # Training -------------------------------------------------------------------------------------------------------------
 
 
-def with_tokenizer(folder: Path, text: Path) -> None:
-    """Train a byte-level tokenizer on the text, and put it into the folder."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train([str(text)], trainers.BpeTrainer(vocab_size=260, initial_alphabet=alphabet, show_progress=False))
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-
-def transformers_run(folder: Path, tokens: list[int], *, num_steps: int) -> tuple[list[float], PreTrainedModel]:
-    """Fine-tune with transformers and torch alone, in one process."""
-    model = load_folder("gpt2", folder).double().train()
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 0.1},
-        {"params": [each for each in parameters if each.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
-    num_samples = -(-(len(tokens) - 1) // SEQ_LEN)
-    ids = torch.tensor(tokens + [0] * SEQ_LEN)
-    targets = torch.tensor(tokens + [-100] * SEQ_LEN)
-    losses = []
-    for samples in shuffled(num_samples, BATCH, num_steps, seed=0):
-        rows = torch.stack([ids[sample * SEQ_LEN :][:SEQ_LEN] for sample in samples])
-        after = torch.stack([targets[sample * SEQ_LEN + 1 :][:SEQ_LEN] for sample in samples])
-        loss = functional.cross_entropy(model(input_ids=rows).logits.flatten(0, 1), after.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, model.eval()
-
-
 def test_three_mixed_ranks_fine_tune_as_transformers_does(ranks: Ranks, tmp_path: Path) -> None:
     """The folder in, text through its tokenizer, a folder out; a rank without samples, and one without state."""
     text = write_text(tmp_path, 2500)
@@ -162,7 +139,8 @@ def test_three_mixed_ranks_fine_tune_as_transformers_does(ranks: Ranks, tmp_path
     )
     (outcome,) = ranks.run([Job(plan=plan, options=options, run=train_job)])
     tokens = Tokenizer.from_file(str(tmp_path / "in" / "tokenizer.json")).encode(text.read_text()).ids
-    losses, theirs = transformers_run(tmp_path / "in", tokens, num_steps=20)
+    theirs = load_folder("gpt2", tmp_path / "in").double()
+    losses = fine_tune(theirs, tokens, num_steps=20)
     assert outcome[0].losses == pytest.approx(losses, rel=1e-10, abs=0)
     assert losses[-1] < 0.9 * losses[0]
     batch = some_batch("gpt2")
