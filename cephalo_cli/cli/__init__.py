@@ -61,9 +61,9 @@ def register_commands() -> None:
     """Add the commands to `app`; once is enough, again does nothing."""
     if app.registered_commands:
         return
-    from cephalo_cli.cli import catalog, plan, profile, show, simulate, train
+    from cephalo_cli.cli import catalog, export, plan, profile, show, simulate, train
 
-    for module in (profile, plan, simulate, train, show, catalog):
+    for module in (profile, plan, simulate, train, show, export, catalog):
         epilog = examples(module.EXAMPLES)
         app.command(name=module.NAME, short_help=module.SUMMARY, epilog=epilog, cls=Command)(module.command)
 

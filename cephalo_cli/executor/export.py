@@ -90,13 +90,13 @@ class Export:
         Raises:
             TrainingError: It cannot be written, or a number does not fit the dtype.
         """
-        scratch = self._folder.with_name(f".{self._folder.name}.part")
+        scratch = _beside(self._folder, "part")
         try:
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
             with WeightWriter(scratch, self._outlines, self._most_bytes) as writer:
-                for unit, tensors in zip(model_units(self._model), units, strict=True):
-                    self._write_unit(writer, unit.name, tensors)
+                for unit in model_units(self._model):
+                    self._write_unit(writer, unit.name, next(units))  # no name keeps a unit while the next is made
                 index = writer.index()
             if index is not None:
                 (scratch / "model.safetensors.index.json").write_text(index)
@@ -169,13 +169,19 @@ def check_target(folder: Path, *, replaces: bool) -> None:
             raise ArtifactError(
                 f"holds no {CONFIG}, so it is no earlier export, and is not replaced", where=str(folder)
             )
-    probe = folder.with_name(f".{folder.name}.probe")
+    probe = _beside(folder, "probe")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise ArtifactError(f"cannot be written: {error.strerror or error}", where=str(folder)) from error
+
+
+def _beside(folder: Path, ending: str) -> Path:
+    """A hidden name beside a folder, on the same file system."""
+    whole = folder.absolute()
+    return whole.with_name(f".{whole.name}.{ending}")
 
 
 def _merged(model: Model, tensors: UnitTensors, parameter: str) -> torch.Tensor:

@@ -59,6 +59,33 @@ def test_sixteen_bit_weights_keep_their_values(dtype: torch.dtype, tmp_path: Pat
     assert weights.dtype_of("transformer.h.1.mlp.c_fc.weight") == str(dtype).removeprefix("torch.")
 
 
+def test_a_rank_reads_its_own_elements_a_piece_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the layout: the most that is held beside the shard is a piece or a row, and nothing is read twice."""
+    make_folder("gpt2", tmp_path, vocab_size=2000)
+    model = model_from_hf_config(tmp_path / "config.json")
+    read: list[int] = []
+
+    class Watched:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __getitem__(self, where: Any) -> torch.Tensor:
+            piece: torch.Tensor = self.inner[where]
+            read.append(piece.numel())
+            return piece
+
+    inner = Pretrained._slice  # noqa: SLF001 - where reading happens
+    monkeypatch.setattr(Pretrained, "_slice", lambda self, key: Watched(inner(self, key)))
+    monkeypatch.setattr(pretrained, "PIECE_ELEMENTS", 320)
+    with Pretrained(tmp_path, model) as weights:
+        for unit, name, size in (("embedding", "matrix", 32000), ("block.0", "attention.qkv.weight", 768)):
+            for start, stop in ((0, size), (size // 3 + 5, size // 2 + 7), (size, size)):
+                read.clear()
+                weights.fill(unit, name, start, torch.empty(stop - start))
+                assert max(read, default=0) <= 320
+                assert stop - start <= sum(read) <= stop - start + 2 * 16
+
+
 def test_sharded_folders_and_bare_models_are_read_too(tmp_path: Path) -> None:
     theirs = make_folder("gpt2", tmp_path / "whole")
     theirs.save_pretrained(tmp_path / "shards", max_shard_size="4KB")
