@@ -22,12 +22,16 @@ __all__ = [
     "num_frozen_parameters",
     "num_parameters",
     "projections",
+    "trained_products",
+    "trained_sizes",
     "unit_of_kind",
 ]
 
 DTYPE_BYTES: dict[DType, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 ADAPTERS = (".lora_a", ".lora_b")
 """How the names of adapters end."""
+PRODUCTS = (*ADAPTERS, *(f"{name}.weight" for name in ("qkv", "out", "up", "dense", "classifier", "patches")))
+"""How the names of matrices end that something is multiplied by, those of the vocabulary apart."""
 NUM_TEXT_TYPES = 2
 """A sample of bert's family has at most two texts."""
 
@@ -125,6 +129,32 @@ def is_frozen(model: Model, name: str) -> bool:
     if model.lora is not None:
         return not name.endswith(ADAPTERS)
     return any(fnmatchcase(name, pattern) for pattern in model.frozen or ())
+
+
+def trained_sizes(model: Model, kind: UnitKind) -> dict[str, int]:
+    """Names and sizes of the parameters of a kind of unit that are trained, in one of the units at least.
+
+    A profile has one curve for all blocks, so a parameter counts as frozen there where it is in every block.
+    """
+    units = [unit.name for unit in model_units(model) if unit.kind == kind]
+    return {
+        name: size
+        for name, size in _named_sizes(model, kind)
+        if not all(is_frozen(model, f"{unit}.{name}") for unit in units)
+    }
+
+
+def trained_products(model: Model, kind: UnitKind) -> float:
+    """Fraction of the matrices of a unit's products, by elements, whose gradient is needed."""
+    sizes, trained = dict(_named_sizes(model, kind)), trained_sizes(model, kind)
+    matrices = {name: size for name, size in sizes.items() if name.endswith(PRODUCTS)}
+    if kind == "head" and model.tie_embeddings:
+        matrices["embedding.matrix"] = dict(_named_sizes(model, "embedding"))["matrix"]
+        trained |= {f"embedding.{name}": size for name, size in trained_sizes(model, "embedding").items()}
+    if kind == "head" and "matrix" in sizes:
+        matrices["matrix"] = sizes["matrix"]
+    whole = sum(matrices.values())
+    return sum(size for name, size in matrices.items() if name in trained) / whole if whole else 1.0
 
 
 def num_frozen_parameters(model: Model) -> int:

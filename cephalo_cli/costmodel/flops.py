@@ -9,6 +9,7 @@ Source: Chowdhery et al., PaLM (arXiv 2204.02311), appendix B; the causal half a
 
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import UnitKind
+from cephalo_cli.units import adapted, projections
 
 __all__ = ["forward_flops"]
 
@@ -37,6 +38,8 @@ def _block(model: Model, tokens: int) -> float:
     keys_and_values = 2 * model.kv_heads * model.width_of_head
     matrices = 3 if model.family == "llama" else 2
     weights = hidden * (width + keys_and_values) + width * hidden + matrices * hidden * model.ffn_size
+    if model.lora is not None:
+        weights += sum(model.lora.rank * sum(projections(model)[name]) for name in adapted(model))
     attention = 4.0 * tokens * tokens * width
     return 2.0 * tokens * weights + (attention / 2 if model.family in CAUSAL else attention)
 

@@ -1,12 +1,12 @@
 """Memory of one rank, every term by name.
 
 state      shards of master weights, gradients and moments: with AdamW 16 bytes a trained parameter, 4 a frozen one
-           (twice that for float64)
+           (twice that for float64), or 2 where the model says that frozen ones are stored in 16 bits
 buffers    the largest sum, over the stages of a step, of unsharded parameters (compute dtype) and unsharded gradients
-           (accumulation dtype, or the schedule's own: the stage's and those still being reduced, in microbatch-major
-           order all of them from the first round on, unless every round reduces). A rank that keeps everything (one
-           rank, or replicated state) has only a copy of all parameters in the compute dtype, and not even that where
-           it is the dtype of the master weights
+           of trained ones (accumulation dtype, or the schedule's own: the stage's and those still being reduced, in
+           microbatch-major order all of them from the first round on, unless every round reduces). A rank that keeps
+           everything (one rank, or replicated state) has only a copy of all parameters in the compute dtype, and not
+           even that of those that are stored in it
 working    the most live tensors inside one unit for the largest microbatch
 saved      what lives from forward to backward; of blocks that are not recomputed all that autograd keeps
 reserve    runtime context and fragmentation
@@ -34,12 +34,14 @@ from cephalo_cli.units import DTYPE_BYTES, boundary_bytes
 __all__ = [
     "accumulation_bytes",
     "buffers_bytes",
+    "copies_bytes",
     "gradient_bytes",
     "limit_bytes",
     "num_moments",
     "rank_memory",
     "saved_bytes",
     "state_bytes",
+    "weights_bytes",
     "working_bytes",
 ]
 
@@ -62,15 +64,31 @@ def num_moments(optimizer: OptimizerKind | None) -> int:
 def state_bytes(basis: Basis, optimizer: OptimizerKind | None = None) -> int:
     """Bytes of the whole training state: master, gradient and moments; frozen parameters have only the first."""
     trained = basis.num_parameters - basis.num_frozen_parameters
-    return accumulation_bytes(basis.dtype) * ((2 + num_moments(optimizer)) * trained + basis.num_frozen_parameters)
+    return weights_bytes(basis) + (1 + num_moments(optimizer)) * accumulation_bytes(basis.dtype) * trained
 
 
-def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType) -> int:
+def weights_bytes(basis: Basis) -> int:
+    """Bytes of all master weights."""
+    wide, stored = accumulation_bytes(basis.dtype), basis.model.frozen_dtype
+    trained = basis.num_parameters - basis.num_frozen_parameters
+    return wide * trained + (wide if stored is None else DTYPE_BYTES[stored]) * basis.num_frozen_parameters
+
+
+def copies_bytes(step: StepStages, dtype: DType, frozen_dtype: DType | None = None) -> int:
+    """Bytes of the copies in the compute dtype that a rank has which keeps everything."""
+    is_wide = DTYPE_BYTES[dtype] == accumulation_bytes(dtype)
+    keeps_frozen = is_wide if frozen_dtype is None else frozen_dtype == dtype
+    trained = 0 if is_wide else sum(unit.num_trained for unit in step.units)
+    frozen = 0 if keeps_frozen else sum(unit.num_frozen for unit in step.units)
+    return DTYPE_BYTES[dtype] * (trained + frozen)
+
+
+def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType, frozen_dtype: DType | None = None) -> int:
     """Bytes of unsharded parameters and gradients at the fullest stage of a step; the same on every rank."""
     per_gradient, per_parameter = gradient_bytes(step, dtype), DTYPE_BYTES[dtype]
     sizes = [unit.num_parameters for unit in step.units]
     if num_ranks == 1 or step.name == "replicated":
-        return 0 if per_parameter == accumulation_bytes(dtype) else per_parameter * sum(sizes)
+        return copies_bytes(step, dtype, frozen_dtype)
     fullest = 0
     accumulating: set[int] = set()
     reducing: set[int] = set()
@@ -79,7 +97,7 @@ def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType) -> int:
             borrowed = step.units[stage.unit].borrows
             accumulating |= {stage.unit} if borrowed is None else {stage.unit, borrowed}
         parameters = sum(sizes[unit] for unit in stage.unsharded)
-        gradients = sum(sizes[unit] for unit in accumulating | reducing)
+        gradients = sum(step.units[unit].num_trained for unit in accumulating | reducing)
         fullest = max(fullest, per_parameter * parameters + per_gradient * gradients)
         reducing = set(stage.reduce)
         accumulating -= reducing
@@ -139,11 +157,12 @@ def rank_memory(
     device = basis.devices[choice.device]
     sizes = choice.microbatch_sizes
     state = math.ceil(choice.state_share * state_bytes(basis, settings.optimizer))
-    num_blocks = len(step.units) - 2
+    num_blocks, frozen_dtype = len(step.units) - 2, basis.model.frozen_dtype
     num_recomputed = choice.num_recomputed(num_blocks)
-    buffers = buffers_bytes(step, num_ranks=num_ranks, dtype=basis.dtype)
+    buffers = buffers_bytes(step, num_ranks=num_ranks, dtype=basis.dtype, frozen_dtype=frozen_dtype)
     if device.method == "imported":
-        buffers -= buffers_bytes(resharding(step), num_ranks=num_ranks, dtype=basis.dtype)
+        usual = resharding(step)
+        buffers -= buffers_bytes(usual, num_ranks=num_ranks, dtype=basis.dtype, frozen_dtype=frozen_dtype)
     elif choice.offload and sizes:
         buffers += 4 * boundary_bytes(basis.model, basis.seq_len, basis.dtype, max(sizes))
     working = working_bytes(device, sizes, recompute=num_recomputed == num_blocks)

@@ -40,7 +40,7 @@ class CollectiveTimes:
     gather_bytes: tuple[int, ...]
     """Bytes of each unit in the compute dtype."""
     reduce_bytes: tuple[int, ...]
-    """Bytes of each unit's gradient in the dtype it is reduced in."""
+    """Bytes of each unit's gradient in the dtype it is reduced in; frozen parameters have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ def collective_times(basis: Basis, step: StepStages, shares: Sequence[float]) ->
         shares: State share of each rank (ignored where the state is replicated).
     """
     gather_bytes = tuple(unit.num_parameters * DTYPE_BYTES[basis.dtype] for unit in step.units)
-    reduce_bytes = tuple(unit.num_parameters * gradient_bytes(step, basis.dtype) for unit in step.units)
+    reduce_bytes = tuple(unit.num_trained * gradient_bytes(step, basis.dtype) for unit in step.units)
     zeros = (0.0,) * len(step.units)
     network = basis.network
     if network == "ideal":

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cephalo_cli.costmodel import rank_memory
+from cephalo_cli.costmodel.memory import weights_bytes
 from cephalo_cli.planner.problem import DeviceGroup, Problem
 from cephalo_cli.planner.rounds import uniform_sizes
 from cephalo_cli.planner.sizes import SizeCosts, size_costs
@@ -82,7 +83,7 @@ def _lone_shortage(problem: Problem) -> Shortage | None:
         if beside > group.limit_bytes:
             return _on_rank(problem, group, (), beside - group.limit_bytes)
         if group.startup_share < 0:
-            over = -group.startup_share * problem.basis.num_parameters * 4
+            over = -group.startup_share * weights_bytes(problem.basis)
             return Shortage(
                 rank=group.ranks[0], device=group.name, term="start-up", over_bytes=round(over), everywhere=False
             )

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from cephalo_cli.artifacts.plan import PlanSettings
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitKind
 from cephalo_cli.costmodel.compute import RankChoice, optimizer_s
-from cephalo_cli.costmodel.memory import accumulation_bytes, limit_bytes, state_bytes
+from cephalo_cli.costmodel.memory import accumulation_bytes, limit_bytes, state_bytes, weights_bytes
 from cephalo_cli.errors import UsageError
 from cephalo_cli.planner.sane import refuse_absurd
 from cephalo_cli.schedule import Phase, Stage, StepStages, step_stages
@@ -299,7 +299,7 @@ def device_groups(basis: Basis, settings: PlanSettings, *, stride: int | None) -
                 moving_s_per_byte=device.collective_compute_s_per_byte if moving else 0.0,
                 limit_bytes=limit,
                 reserve_bytes=reserve,
-                startup_share=room / (weight_bytes * basis.num_parameters),
+                startup_share=room / weights_bytes(basis),
             )
         )
     return tuple(groups)
@@ -308,7 +308,7 @@ def device_groups(basis: Basis, settings: PlanSettings, *, stride: int | None) -
 def startup_bytes(basis: Basis, share: float) -> int:
     """Bytes while weights are made unit by unit: the shard of the weights and one whole unit."""
     largest = max(unit.num_parameters for unit in model_units(basis.model))
-    return accumulation_bytes(basis.dtype) * (math.ceil(share * basis.num_parameters) + largest)
+    return math.ceil(share * weights_bytes(basis)) + accumulation_bytes(basis.dtype) * largest
 
 
 def partial_counts(basis: Basis, settings: PlanSettings, name: str) -> range:
@@ -373,7 +373,7 @@ def _kinds(basis: Basis, step: StepStages, space: Space) -> tuple[Kind, ...]:
         moved = {
             stage.unit: (
                 [(step.units[unit].num_parameters) for unit in stage.unshard],
-                [step.units[unit].num_parameters for unit in before],
+                [step.units[unit].num_trained for unit in before],
             )
             for stage, before in _collectives(step)
             if stage.phase == "backward"
@@ -405,6 +405,7 @@ def _stage_classes(
 ) -> tuple[tuple[StageClass, ...], tuple[float, float], tuple[float, float]]:
     """Classes of stages, and latency and slope of the exposed first gather and last reduction."""
     sizes = [unit.num_parameters for unit in step.units]
+    trained = [unit.num_trained for unit in step.units]
     gather_bytes = DTYPE_BYTES[basis.dtype]
     reduce_bytes = accumulation_bytes(basis.dtype)
     ideal = basis.network == "ideal" or len(basis.cluster.ranks) == 1
@@ -413,14 +414,13 @@ def _stage_classes(
         if basis.network == "ideal" or ideal:
             return 0.0, 0.0
         floor = slope = 0.0
-        for fit, units, element in (
-            (basis.network.all_gather, gathered, gather_bytes),
-            (basis.network.reduce_scatter, reduced, reduce_bytes),
+        for fit, elements, element_bytes in (
+            (basis.network.all_gather, [sizes[unit] for unit in gathered], gather_bytes),
+            (basis.network.reduce_scatter, [trained[unit] for unit in reduced], reduce_bytes),
         ):
-            for unit in units:
-                if sizes[unit]:
-                    floor += fit.latency_s
-                    slope += sizes[unit] * element / fit.bandwidth_bytes_per_s
+            for number in filter(None, elements):
+                floor += fit.latency_s
+                slope += number * element_bytes / fit.bandwidth_bytes_per_s
         return floor, slope
 
     counted: dict[tuple[int, float, float, int], int] = {}
@@ -428,7 +428,7 @@ def _stage_classes(
     for stage, before in _collectives(step):
         kind = _kind_of(step, kinds, stage)
         moved = gather_bytes * sum(sizes[unit] for unit in stage.unshard)
-        moved += reduce_bytes * sum(sizes[unit] for unit in before)
+        moved += reduce_bytes * sum(trained[unit] for unit in before)
         key = (kind, *cost(stage.unshard, before), moved)
         counted[key] = counted.get(key, 0) + 1
     classes = tuple(

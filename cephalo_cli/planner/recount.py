@@ -65,7 +65,12 @@ class RankAccount:
         """Master weights, gradients and moments of the shard; frozen parameters have weights only."""
         trained = self.plan.num_parameters - self.plan.num_frozen_parameters
         numbers = {"sgd": 2, "sgd with momentum": 3}.get(self.plan.settings.optimizer or "adamw", 4)
-        return math.ceil(self.rank.state_share * (self.wide * (numbers * trained + self.plan.num_frozen_parameters)))
+        return math.ceil(self.rank.state_share * (numbers * self.wide * trained + self._frozen_bytes()))
+
+    def _frozen_bytes(self) -> int:
+        """Weights that are not trained, in the dtype they are stored in, over all ranks."""
+        stored = self.plan.model.frozen_dtype
+        return self.plan.num_frozen_parameters * (DTYPE_BYTES[stored] if stored is not None else self.wide)
 
     def buffers_bytes(self) -> int:
         """Whole units in flight, their gradients, and boundaries on their way to and from the host."""
@@ -74,7 +79,12 @@ class RankAccount:
             return self._kept_unsharded_bytes()
         narrow = DTYPE_BYTES[plan.dtype]
         if num_ranks == 1 or plan.schedule == "replicated":
-            buffers = 0 if narrow == self.wide else narrow * sum(unit.num_parameters for unit in self.step.units)
+            stored = plan.model.frozen_dtype or ("float64" if self.wide == 8 else "float32")
+            copied = (
+                0 if narrow == self.wide else sum(unit.num_parameters - unit.num_frozen for unit in self.step.units)
+            )
+            copied += 0 if stored == plan.dtype else sum(unit.num_frozen for unit in self.step.units)
+            buffers = narrow * copied
         else:
             reduced = self.wide if self.step.reduce_dtype is None else DTYPE_BYTES[self.step.reduce_dtype]
             buffers = max(narrow * whole + reduced * summed for whole, summed in self._in_flight(self.step))
@@ -106,6 +116,7 @@ class RankAccount:
     def _in_flight(step: StepStages) -> list[tuple[int, int]]:
         """Parameters whole, and parameters with a gradient, in every stage."""
         size = {unit.index: unit.num_parameters for unit in step.units}
+        trained = {unit.index: unit.num_parameters - unit.num_frozen for unit in step.units}
         found: list[tuple[int, int]] = []
         growing: set[int] = set()
         leaving: set[int] = set()
@@ -113,7 +124,11 @@ class RankAccount:
             if stage.phase != "forward":
                 owner = step.units[stage.unit].borrows
                 growing |= {stage.unit} | (set() if owner is None else {owner})
-            found.append((sum(size[unit] for unit in stage.unsharded), sum(size[unit] for unit in growing | leaving)))
+            whole, summed = (
+                sum(size[unit] for unit in stage.unsharded),
+                sum(trained[unit] for unit in growing | leaving),
+            )
+            found.append((whole, summed))
             leaving = set(stage.reduce)
             growing = growing - leaving
         return found
@@ -158,8 +173,9 @@ class RankAccount:
     def startup_bytes(self) -> int:
         """While weights are made unit by unit: the shard of the weights, one whole unit, and the reserve."""
         largest = max(unit.num_parameters for unit in self.step.units)
-        shard = math.ceil(self.rank.state_share * self.plan.num_parameters)
-        return self.wide * (shard + largest) + self.reserve_bytes()
+        trained = self.plan.num_parameters - self.plan.num_frozen_parameters
+        shard = math.ceil(self.rank.state_share * (self.wide * trained + self._frozen_bytes()))
+        return shard + self.wide * largest + self.reserve_bytes()
 
     def seconds(self, index: int, *, forward: bool, backward: bool, sizes: Sequence[int]) -> float:
         """Compute of one unit: the passes asked for, and the forward again in the backward of a recomputed block."""
@@ -300,10 +316,11 @@ class StepAccount:
         return max(received, (len(shares) - 1) * max(shares))
 
     def _bytes(self, unit: int, *, reduced: bool) -> int:
-        element = DTYPE_BYTES[self.plan.dtype]
-        if reduced:
-            element = max(4, element) if self.step.reduce_dtype is None else DTYPE_BYTES[self.step.reduce_dtype]
-        return self.step.units[unit].num_parameters * element
+        element, of = DTYPE_BYTES[self.plan.dtype], self.step.units[unit]
+        if not reduced:
+            return of.num_parameters * element
+        element = max(4, element) if self.step.reduce_dtype is None else DTYPE_BYTES[self.step.reduce_dtype]
+        return (of.num_parameters - of.num_frozen) * element
 
     def _moved_bytes(self, gathered: Sequence[int], reduced: Sequence[int]) -> int:
         return sum(self._bytes(unit, reduced=False) for unit in gathered) + sum(

@@ -144,7 +144,13 @@ class _Way:
         self.known: dict[tuple[str, Mode], _Sizes] = {}
         steps = [problem.step, *(step_stages(schedule, problem.step.units, rounds) for rounds in (1, 2))]
         layer_major, *others = (
-            buffers_bytes(step, num_ranks=problem.num_ranks, dtype=problem.basis.dtype) for step in steps
+            buffers_bytes(
+                step,
+                num_ranks=problem.num_ranks,
+                dtype=problem.basis.dtype,
+                frozen_dtype=problem.basis.model.frozen_dtype,
+            )
+            for step in steps
         )
         self.more_buffers = [now - layer_major for now in others]
         """Buffers beyond those of layer-major order, for one round and for more."""

@@ -21,7 +21,7 @@ from cephalo_cli.profiler.measure_timing import Clock, Point, Samples, Sweep, od
 from cephalo_cli.profiler.memory import UnitMemory
 from cephalo_cli.runtime.device import MemoryMeter
 from cephalo_cli.runtime.heap import anonymous_bytes, trim_heap
-from cephalo_cli.units import unit_of_kind
+from cephalo_cli.units import trained_sizes, unit_of_kind
 
 __all__ = ["Curves", "UnitRunner", "UnitWorkload", "measure_units"]
 
@@ -41,8 +41,9 @@ LARGEST_PADDING_BYTES = 2**16
 class UnitRunner:
     """One unit's module on flat buffers, as training has it.
 
-    The module's parameters are views of one buffer in the compute dtype. Gradients accumulate in one buffer in the
-    state dtype (at least float32): in place where the dtypes agree, else by an addition after every microbatch.
+    The module's parameters are views of one buffer in the compute dtype. Gradients of those that are trained accumulate
+    in one buffer in the state dtype (at least float32): in place where the dtypes agree, else by an addition after
+    every microbatch.
     """
 
     def __init__(self, model: Model, kind: UnitKind, dtype: torch.dtype, device: torch.device) -> None:
@@ -61,22 +62,28 @@ class UnitRunner:
     @torch.no_grad()
     def _place(self) -> None:
         shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
+        trained = trained_sizes(self._model, self.kind)
         size = sum(shape.numel() for shape in shapes.values())
         self.flat = flat = torch.empty(size, dtype=self._dtype, device=self._device)
         state_dtype = torch.promote_types(self._dtype, torch.float32)
-        self.flat_grad = flat_grad = torch.zeros(size, dtype=state_dtype, device=self._device)
-        start = 0
+        self.flat_grad = torch.zeros(sum(trained.values()), dtype=state_dtype, device=self._device)
+        start = grad_start = 0
         for name, shape in shapes.items():
             stop = start + shape.numel()
             owner, _, leaf = name.rpartition(".")
-            parameter = nn.Parameter(flat[start:stop].view(shape))
+            parameter = nn.Parameter(flat[start:stop].view(shape), requires_grad=name in trained)
             self.module.get_submodule(owner).register_parameter(leaf, parameter)
-            self._grads.append((parameter, flat_grad[start:stop].view(shape)))
+            if name in trained:
+                grad_stop = grad_start + shape.numel()
+                self._grads.append((parameter, self.flat_grad[grad_start:grad_stop].view(shape)))
+                grad_start = grad_stop
             start = stop
         initialise_(self.module, self._model, unit_of_kind(self._model, self.kind), SEED)
         if self.tied is not None:
             self.tied.normal_(std=0.02)
-            self._grads.append((self.tied, torch.zeros_like(self.tied, dtype=state_dtype)))
+            self.tied.requires_grad_("matrix" in trained_sizes(self._model, "embedding"))
+            if self.tied.requires_grad:
+                self._grads.append((self.tied, torch.zeros_like(self.tied, dtype=state_dtype)))
         for parameter, grad in self._grads:
             if grad.dtype == parameter.dtype:
                 parameter.grad = grad
@@ -131,7 +138,8 @@ class UnitWorkload:
         if self.output is None:
             raise AssertionError("a backward follows a forward")
         with self.compute():
-            torch.autograd.backward((self.output,), (self.gradient,))
+            if self.output.requires_grad:  # that of a frozen embedding does not
+                torch.autograd.backward((self.output,), (self.gradient,))
             self.runner.fold_gradients()
             self.output = None
             if isinstance(self.arguments[0], torch.Tensor):

@@ -47,7 +47,7 @@ from cephalo_cli.artifacts.profile import UnitKind
 from cephalo_cli.models import DropoutKey, ImageBatch, TextBatch, build_unit
 from cephalo_cli.profiler.attention import Attention
 from cephalo_cli.profiler.inputs import random_batch
-from cephalo_cli.units import DTYPE_BYTES
+from cephalo_cli.units import DTYPE_BYTES, trained_sizes
 
 __all__ = ["Attention", "Loss", "UnitMemory", "memory_curve", "unit_memory"]
 
@@ -94,8 +94,13 @@ def unit_memory(
             stack.enter_context(_PlainAttention())
         unit = build_unit(model, kind)
         tied_VD = nn.Parameter(torch.empty(model.vocab_size or 0, model.hidden_size))
+        trained = trained_sizes(model, kind)
+        for name, parameter in unit.named_parameters():
+            parameter.requires_grad_(name in trained)
+        tied_VD.requires_grad_("matrix" in trained_sizes(model, "embedding"))
         parameters = [*unit.parameters(), tied_VD]
-        for parameter in parameters if DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"] else ():
+        kept = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in kept if DTYPE_BYTES[dtype] >= DTYPE_BYTES["float32"] else ():
             parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         ahead = random_batch(model, microbatch, seq_len) if kind == "block" else None
         key = DropoutKey(seed=0, step=0, unit=0, samples=tuple(range(microbatch))) if model.dropout else None
@@ -160,10 +165,11 @@ def _run(
     """Run forward, note what is kept once the output is let go, then run backward."""
     upstream = torch.empty(output_shape)
     output = unit(*arguments)
-    graph = torch.autograd.graph.get_gradient_edge(output)
+    graph = torch.autograd.graph.get_gradient_edge(output) if output.requires_grad else None
     del output
     saved_bytes = live.now_bytes - upstream.untyped_storage().nbytes()
-    torch.autograd.backward(graph, upstream)
+    if graph is not None:  # a frozen embedding has none
+        torch.autograd.backward(graph, upstream)
     return UnitMemory(working_bytes=live.peak_bytes, saved_bytes=saved_bytes)
 
 

@@ -2,14 +2,15 @@
 
 Symbols, for one unit and one microbatch of M tokens:
 
-    G    operations of the matrix products forward, 2 M k n each; backward takes twice as many
+    G    operations of the matrix products forward, 2 M k n each; backward takes as many again for the gradient of the
+         input, and T, those with trained matrices, for the gradient of the matrix
     A    bytes that products and elementwise operations read and write forward; backward twice as many
     S    bytes of the attention scores, where they are materialised; Q operations of attention forward
-    W    bytes of the unit's gradients in float32
+    W    bytes of the unit's gradients in float32; frozen parameters have none
     R    peak rate, V peak memory bandwidth of the device; a..h its coefficients (`catalog.coefficients`)
 
     forward  = a G/R + c A/V + e S/V + (a plain | f fused) Q/R + g
-    backward = 2 b G/R + 2 c A/V + d W/V + 2 e S/V + (2 b plain | 2.5 f fused) Q/R + 2 g
+    backward = b (G + T)/R + 2 c A/V + d W/V + 2 e S/V + (2 b plain | 2.5 f fused) Q/R + 2 g
     both     times (1 + (forward + backward) / 0.3 s) ** h
 
 The last line is the loss of clock rate under sustained load: how long one call takes stands for how long the card has
@@ -24,7 +25,7 @@ from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import UnitKind
 from cephalo_cli.catalog.coefficients import Coefficients
 from cephalo_cli.profiler.attention import Attention
-from cephalo_cli.units import DTYPE_BYTES, model_units
+from cephalo_cli.units import DTYPE_BYTES, adapted, projections, trained_products, trained_sizes
 
 __all__ = ["Work", "unit_seconds", "unit_work"]
 
@@ -38,6 +39,8 @@ class Work:
 
     products_flops: float
     """G."""
+    trained_flops: float
+    """T."""
     moved_bytes: float
     """A."""
     scores_bytes: float
@@ -84,7 +87,7 @@ def unit_seconds(work: Work, peak_flops: float, bandwidth: float, fit: Coefficie
     moved_s = fit.passes * work.moved_bytes / bandwidth + fit.scores * work.scores_bytes / bandwidth
     forward_s = fit.forward_products * (products_s + plain_s) + moved_s + attention_s + fit.launch_s
     backward_s = (
-        2 * fit.backward_products * (products_s + plain_s)
+        fit.backward_products * (products_s + work.trained_flops / peak_flops + 2 * plain_s)
         + 2 * moved_s
         + fit.gradients * work.gradients_bytes / bandwidth
         + 2.5 * attention_s
@@ -114,16 +117,20 @@ def _block(model: Model, shape: tuple[int, int], size: int, attention: Attention
         is_chain = model.family == "gpt" and attention == "plain" and model.mlp_activation == "gelu-tanh"
         elements = (2 * 3 + 2 * 3 + 2 * 2) * hidden + (10 if is_chain else 2) * ffn
     products.append((ffn, hidden))
+    sizes, lora_rank = projections(model), 0 if model.lora is None else model.lora.rank
+    for name in adapted(model):
+        products += [(sizes[name][0], lora_rank), (lora_rank, sizes[name][1])]
     rows = microbatch * tokens
     core_flops = 4.0 * microbatch * tokens**2 * heads
     is_plain = attention == "plain"
     return Work(
         products_flops=_flops(rows, products),
+        trained_flops=_flops(rows, products) * trained_products(model, "block"),
         moved_bytes=float(size * (rows * elements + _moved(rows, products))),
         scores_bytes=float(size * microbatch * model.num_heads * tokens**2) if is_plain else 0.0,
         plain_flops=core_flops if is_plain else 0.0,
         fused_flops=0.0 if is_plain else core_flops,
-        gradients_bytes=float(GRADIENT_BYTES * model_units(model)[1].num_parameters),
+        gradients_bytes=float(GRADIENT_BYTES * sum(trained_sizes(model, "block").values())),
     )
 
 
@@ -132,7 +139,7 @@ def _embedding(model: Model, rows: int, size: int) -> Work:
     products: list[tuple[int, int]] = []
     if model.family == "vit" and model.patch_size is not None:
         products.append((model.num_channels_or_default * model.patch_size**2, model.hidden_size))
-    return _dense(rows, size, model_units(model)[0].num_parameters, products, 5 * model.hidden_size)
+    return _dense(model, "embedding", (rows, size), products, 5 * model.hidden_size)
 
 
 def _head(model: Model, rows: int, size: int) -> Work:
@@ -146,13 +153,20 @@ def _head(model: Model, rows: int, size: int) -> Work:
     products = [(model.hidden_size, width)]
     if model.family == "bert":
         products.append((model.hidden_size, model.hidden_size))
-    parameters = model_units(model)[-1].num_parameters + (model.hidden_size * width if model.tie_embeddings else 0)
-    return _dense(rows, size, parameters, products, 6 * model.hidden_size + 6 * width * 4 // size)
+    return _dense(model, "head", (rows, size), products, 6 * model.hidden_size + 6 * width * 4 // size)
 
 
-def _dense(rows: int, size: int, parameters: int, products: list[tuple[int, int]], elements: int) -> Work:
+def _dense(
+    model: Model, kind: UnitKind, shape: tuple[int, int], products: list[tuple[int, int]], elements: int
+) -> Work:
+    """Count a unit of rows that are looked up or multiplied; ``shape`` is rows and bytes of an element."""
+    rows, size = shape
+    parameters = sum(trained_sizes(model, kind).values())
+    if kind == "head" and model.tie_embeddings:
+        parameters += trained_sizes(model, "embedding").get("matrix", 0)
     return Work(
         products_flops=_flops(rows, products),
+        trained_flops=_flops(rows, products) * trained_products(model, kind),
         moved_bytes=float(size * (rows * elements + _moved(rows, products))),
         scores_bytes=0.0,
         plain_flops=0.0,

@@ -37,6 +37,13 @@ def change(found: float, expected: float) -> str:
     return format_change(found / expected - 1)
 
 
+def _counted(basis: Basis) -> str:
+    """How many parameters there are, and how many are trained where that is not all."""
+    trained = basis.num_parameters - basis.num_frozen_parameters
+    rest = f", {format_count(trained)} of them trained" if basis.num_frozen_parameters else ""
+    return f"({format_count(basis.num_parameters)} parameters{rest})"
+
+
 def basis_facts(basis: Basis) -> tuple[Fact, ...]:
     """What a profile and a plan rest on."""
     methods = sorted({device.method for device in basis.devices.values()})
@@ -46,7 +53,7 @@ def basis_facts(basis: Basis) -> tuple[Fact, ...]:
             key="model",
             label="model",
             value=basis.model.name,
-            more=f"({format_count(basis.num_parameters)} parameters)",
+            more=_counted(basis),
         ),
         Fact(key="cluster", label="cluster", value=basis.cluster.name, more=f"({len(basis.cluster.ranks)} ranks)"),
         Fact(key="seq_len", label="sequence", value=basis.seq_len, more="tokens"),

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from cephalo_cli.artifacts.plan import Memory
 from cephalo_cli.artifacts.profile import DeviceProfile, UnitKind
 from cephalo_cli.costmodel.memory import (
-    accumulation_bytes,
     buffers_bytes,
+    copies_bytes,
     gradient_bytes,
     limit_bytes,
     state_bytes,
@@ -129,6 +129,7 @@ class _Buffers:
     def __init__(self, setting: Setting, part: Part) -> None:
         plan, step = setting.plan, setting.step
         self.sizes = [unit.num_parameters for unit in step.units]
+        self.trained = [unit.num_trained for unit in step.units]
         self.borrows = [unit.borrows for unit in step.units]
         self.collectives = setting.collectives
         self.per_gradient = float(gradient_bytes(step, plan.dtype))
@@ -142,8 +143,8 @@ class _Buffers:
         elif part.device.method == "imported":
             self.within = buffers_bytes(resharding(step), num_ranks=len(plan.ranks), dtype=plan.dtype)
         if part.device.method != "imported":
-            if keeps_all and DTYPE_BYTES[plan.dtype] != accumulation_bytes(plan.dtype):
-                self.always += DTYPE_BYTES[plan.dtype] * sum(self.sizes)
+            if keeps_all:
+                self.always += copies_bytes(step, plan.dtype, plan.model.frozen_dtype)
             sizes = part.choice.microbatch_sizes
             if part.choice.offload and sizes:
                 self.always += 4 * boundary_bytes(plan.model, plan.seq_len, plan.dtype, max(sizes))
@@ -174,7 +175,7 @@ class _Buffers:
             self.always
             - self.within
             + self.per_parameter * sum(self.sizes[unit] for unit in self.whole)
-            + self.per_gradient * sum(self.sizes[unit] for unit in gradients),
+            + self.per_gradient * sum(self.trained[unit] for unit in gradients),
         )
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from cephalo_cli.artifacts.base import InputFile
 from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.artifacts.report import RankReport, Report
+from cephalo_cli.costmodel.memory import gradient_bytes
 from cephalo_cli.errors import UsageError
 from cephalo_cli.layout import shard_ranges
 from cephalo_cli.simulator import explain, lanes
@@ -16,6 +17,7 @@ from cephalo_cli.simulator.play import PartPlay, StepPlay, steady_step
 from cephalo_cli.simulator.utilisation import check_speeds, flops_utilization
 from cephalo_cli.simulator.whatif import parse_sweep, with_changes
 from cephalo_cli.timeline import Timeline
+from cephalo_cli.units import DTYPE_BYTES
 
 __all__ = ["SimulatedRun", "simulate", "sweep"]
 
@@ -187,18 +189,21 @@ def _moved_bytes(ready: Setting) -> list[tuple[int, int]]:
     replicated = plan.schedule == "replicated"
     shares = [1.0 / number] * number if replicated else [rank.state_share for rank in plan.ranks]
     direct = plan.network != "ideal" and plan.network.algorithm == "direct"
-    owned = [[len(each) for each in shard_ranges(unit.num_parameters, shares)] for unit in ready.step.units]
+    units = ready.step.units
+    trained = [[len(each) for each in shard_ranges(unit.num_trained, shares)] for unit in units]
+    frozen = [[len(each) for each in shard_ranges(unit.num_frozen, shares)] for unit in units]
+    per_parameter, per_gradient = DTYPE_BYTES[plan.dtype], gradient_bytes(ready.step, plan.dtype)
     per_rank = []
     for rank in range(number):
         gathered = reduced = 0
         for collective in ready.collectives:
-            whole = ready.step.units[collective.unit].num_parameters
-            mine = owned[collective.unit][rank]
+            whole, mine = units[collective.unit].num_trained, trained[collective.unit][rank]
             if collective.is_gather:
-                gathered += (whole - mine) * (ready.times.gather_bytes[collective.unit] // whole)
+                rest = units[collective.unit].num_frozen - frozen[collective.unit][rank]
+                gathered += (whole - mine + rest) * per_parameter
                 continue
             elements = (number - 1) * mine if direct else whole - mine
             elements += whole - mine if replicated else 0
-            reduced += elements * (ready.times.reduce_bytes[collective.unit] // whole)
+            reduced += elements * per_gradient
         per_rank.append((gathered, reduced))
     return per_rank
