@@ -281,8 +281,6 @@ def command(
     )
     if options.tokenizer != tokenizer:
         out.note(f"text is tokenised with the tokenizer of {options.tokenizer}")
-    if options.tokenizer != tokenizer:
-        out.note(f"text is tokenised with the tokenizer of {options.tokenizer}")
     if dry_run:
         _show_dry_run(wanted, options, out)
         return
@@ -388,6 +386,12 @@ def _show_dry_run(plan: "Plan", options: "TrainOptions", out: "Output") -> None:
     if options.engine != "cephalo":
         raise UsageError(f"--dry-run shows what --engine cephalo does, {options.engine} decides for itself")
     check_options(plan, options)
+    if options.weights is not None:
+        from pathlib import Path
+
+        from cephalo_cli.executor.pretrained import Pretrained
+
+        Pretrained(Path(options.weights), plan.model)
     dtype = options.dtype or plan.dtype
     out.data(
         lambda: json.dumps(plain_dry_run(plan, dtype, options.optimizer_kind), indent=1) + "\n",
