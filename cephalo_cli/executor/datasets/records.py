@@ -1,9 +1,9 @@
 """From files to documents and records, one at a time: no file need fit into memory.
 
 Note: pieces
-    A text file may be larger than memory, so it is tokenised in pieces of about 1 MiB. A piece ends behind a line break
-    that no white space follows; where there is none for 16 MiB, before a space. A tokenizer that looks further than
-    that sees the pieces as texts of their own.
+    A text file may be larger than memory, so it is tokenised in pieces of about 64 KiB. A piece ends behind a line
+    break that no white space follows; where there is none for 1 MiB, before a space. A tokenizer that looks further
+    than that sees the pieces as texts of their own.
 """
 
 import codecs
@@ -20,8 +20,8 @@ from cephalo_cli.executor.datasets.formats import DataFiles
 
 __all__ = ["Completion", "Document", "content_digest", "read_records"]
 
-PIECE_BYTES = 2**20
-LONGEST_PIECE = 2**24
+PIECE_BYTES = 2**16
+LONGEST_PIECE = 2**20
 CHAT_FIELDS = ("prompt", "completion")
 EXPECTED = 'expected "text", or "prompt" and "completion"'
 
@@ -99,7 +99,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 continue
             where = f"{path}:{number}"
             try:
-                record = json.loads(line)
+                record = json.loads(line.strip())
             except (ValueError, RecursionError) as error:
                 raise ArtifactError(f"expected one JSON object a line: {error}", where=where) from error
             if not isinstance(record, dict):

@@ -12,8 +12,9 @@ from cephalo_cli.executor.datasets.tokenizer import Tokenizer
 __all__ = ["write_completions", "write_documents"]
 
 BATCH_TEXTS = 1024
-BATCH_CHARACTERS = 2**22
-"""Texts and characters that are tokenised together, so that a tokenizer can use all cores."""
+BATCH_CHARACTERS = 2**19
+"""Texts and characters that are tokenised together, so that a tokenizer can use several cores. Until its ids are taken
+out, a tokenised character takes a hundred bytes or more (tokenizers 0.23)."""
 T = TypeVar("T")
 
 
