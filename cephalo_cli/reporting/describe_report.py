@@ -45,7 +45,7 @@ def describe_report(report: Report) -> list[Part]:
         facts.append(Fact(key="model_flops_utilization", label="FLOPs used", value=used, kind="percent", more=hardware))
     speedups = [f"{rank.compile_speedup:.2f}" for rank in report.ranks if rank.compile_speedup is not None]
     if speedups:
-        words = f"blocks run {' '.join(speedups)} times as fast as uncompiled, by rank"
+        words = f"forward and backward {' '.join(speedups)} times as fast as uncompiled, by rank"
         facts.append(Fact(key="compile_speedup", label="compiled", value=words))
     told = (("bottleneck", "bottleneck", report.bottleneck), ("difference", "difference", report.difference))
     facts += [Fact(key=key, label=label, value=words) for key, label, words in told if words]

@@ -53,7 +53,7 @@ MODEL = Model(
 AMPLE_BYTES = 6 * 2**30
 SCARCE_BYTES = 464 * 2**20
 """Of the fastest rank in ``memory``."""
-SMALL_BYTES = 640 * 2**20
+SMALL_BYTES = 560 * 2**20
 """Of every rank in ``whole``."""
 SPEEDS = (0.8, 0.5, 0.3, 0.2)
 

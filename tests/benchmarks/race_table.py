@@ -60,7 +60,7 @@ def table(runs: Sequence[Run]) -> Iterator[str]:
     for name in names:
         for peer in PEERS:
             ratios = list(_ratios(of[name], of.get(peer, [])))
-            if ratios and name != peer and name not in PEERS:
+            if ratios and name not in PEERS and not name.startswith("single"):
                 yield f"{name} / {peer}: {median(ratios):.3f} ({' '.join(f'{ratio:.3f}' for ratio in ratios)})"
     for name in names:
         last = of[name][-1]
