@@ -30,13 +30,16 @@ def main(path: str) -> None:
     plan = read_plan(path)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     dist.init_process_group()
+    group = dist.group.WORLD
+    if group is None:
+        raise SystemExit("start it with torchrun")
     rank = dist.get_rank()
     device = accelerator or torch.device("cpu")
     if accelerator is not None:
         device = torch.device(accelerator.type, rank % torch.accelerator.device_count())
         torch.accelerator.set_device_index(device.index)
     generator = torch.Generator().manual_seed(0)  # the same global batch on every rank
-    with ShardedModel(plan, dist.group.WORLD, device, num_steps=NUM_STEPS, learning_rate=3e-3) as model:
+    with ShardedModel(plan, group, device, num_steps=NUM_STEPS, learning_rate=3e-3) as model:
         stored = sum(len(unit.master) for unit in model.units)
         print(f"rank {rank} stores {stored} of {plan.num_parameters} parameters", flush=True)
         for step in range(1, NUM_STEPS + 1):

@@ -1,6 +1,7 @@
 """A model of one's own trains under any plan as in one process, with weights that depend on the seed alone."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,7 +91,7 @@ def test_any_plan_trains_like_one_process_and_goes_on(ranks: Ranks, tmp_path: Pa
         ({"model": SOURCE, "export": "x"}, "--weights and --export are for families"),
     ],
 )
-def test_code_is_run_only_where_it_is_named(ranks: Ranks, given: dict[str, str], message: str) -> None:
+def test_code_is_run_only_where_it_is_named(ranks: Ranks, given: dict[str, Any], message: str) -> None:
     job = Job(plan=make_plan(MODEL, [[1]]), options=TrainOptions(data="random", num_steps=1, **given), run=train_job)
     ((error,),) = ranks.run([job])
     assert isinstance(error, UsageError)
