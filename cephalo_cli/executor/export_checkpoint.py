@@ -1,11 +1,11 @@
 """Exporting from a checkpoint: it knows its model, so neither plan nor ranks nor data are needed."""
 
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.metadata import Metadata
 
 from cephalo_cli.errors import ArtifactError
 from cephalo_cli.executor.checkpoint_folder import candidates
@@ -75,33 +75,36 @@ def _newest(root: Path, say: Callable[[str], None]) -> Found:
 
 
 def _units(found: Found) -> Iterator[UnitTensors]:
-    for unit in model_units(found.manifest.model):
-        yield _unit(found, unit)
+    """Read every unit whole, one after the other; torch's own entry would want a process group for it.
+
+    Raises:
+        ArtifactError: The checkpoint does not hold what its manifest says.
+    """
+    reader = VouchedReader(found.path, found.manifest.files)
+    try:
+        index = reader.read_metadata()
+        reader.set_up_storage_reader(index, is_coordinator=True)
+        for unit in model_units(found.manifest.model):
+            yield _unit(found.manifest, unit, lambda shards: _read(reader, index, shards))
+    except (ValueError, OSError, pickle.UnpicklingError) as error:
+        raise ArtifactError(f"cannot be loaded: {error}", where=str(found.path)) from error
 
 
-def _unit(found: Found, unit: Unit) -> UnitTensors:
-    manifest = found.manifest
+def _read(reader: VouchedReader, index: Metadata, shards: dict[str, Shard]) -> None:
+    planner = LoadShards()
+    planner.set_up_planner(shards, index)
+    reader.read_data(reader.prepare_local_plan(planner.create_local_plan()), planner)
+
+
+def _unit(manifest: Manifest, unit: Unit, read: Callable[[dict[str, Shard]], None]) -> UnitTensors:
     wide = dtypes_of(manifest.state_dtype).state
     stored = wide if manifest.model.frozen_dtype is None else dtypes_of(manifest.model.frozen_dtype).compute
-    buffers = {unit.name: wide, f"{unit.name}.frozen": stored}
     flat = {
         name: torch.empty(_length(manifest, name), dtype=dtype)
-        for name, dtype in buffers.items()
+        for name, dtype in ((unit.name, wide), (f"{unit.name}.frozen", stored))
         if name in manifest.layout
     }
-    shards = {
-        f"{name}.weights": Shard(data=data, start=0, num_elements=len(data)) for name, data in flat.items() if len(data)
-    }
-    try:
-        load(
-            dict(shards),
-            storage_reader=VouchedReader(found.path, manifest.files),
-            planner=LoadShards(),
-            no_dist=True,
-        )
-    except CheckpointException as error:
-        reason = next(iter(error.failures.values()))[0]
-        raise ArtifactError(f"cannot be loaded: {reason}", where=str(found.path)) from error
+    read({f"{name}.weights": Shard(data=data, start=0, num_elements=len(data)) for name, data in flat.items()})
     with torch.device("meta"):
         shapes = {name: each.shape for name, each in build_unit(manifest.model, unit.kind).named_parameters()}
     return {

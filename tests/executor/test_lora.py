@@ -83,7 +83,7 @@ def test_adapters_train_as_in_plain_torch(schedule: str, ranks: Ranks, tmp_path:
     adapt(theirs, model)
     losses = fine_tune(theirs, tokens, num_steps=10, rate=5 * RATE)
     assert outcome[0].losses == pytest.approx(losses, rel=1e-10, abs=0)
-    assert losses[-1] < 0.96 * losses[0]
+    assert losses[-1] < 0.99 * losses[0]
     batch = some_batch("gpt2")
     expected = their_logits(theirs, batch)
     merged = their_logits(load_folder("gpt2", tmp_path / "out").double(), batch)
