@@ -4,6 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from cephalo_cli.artifacts import Model
 from cephalo_cli.executor.data import Microbatch, Source
 from cephalo_cli.executor.datasets.opening import open_source
 from cephalo_cli.executor.datasets.options import DataOptions, check_data_options
@@ -43,3 +46,12 @@ def text_of(microbatch: Microbatch) -> TextBatch:
     """A microbatch that is text."""
     assert isinstance(microbatch, TextBatch)
     return microbatch
+
+
+def logits(modules: list[Any], model: Model, batch: Microbatch) -> torch.Tensor:
+    """Scores of all targets."""
+    x = modules[0](batch)
+    for block in modules[1:-1]:
+        x = block(x, batch)
+    scores: torch.Tensor = modules[-1].logits(x, *((modules[0].matrix,) if model.tie_embeddings else ()))
+    return scores
