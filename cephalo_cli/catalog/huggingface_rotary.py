@@ -83,7 +83,7 @@ def layers_with_windows(settings: Settings, where: str) -> bool:
 
 
 def _scaling(parameters: Settings, settings: Settings, where: str) -> Settings | None:
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    kind: Any = parameters.get("rope_type", parameters.get("type", "default"))
     _check(parameters, kind, where)
     if kind == "default":
         return None
