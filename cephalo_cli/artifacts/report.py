@@ -79,11 +79,11 @@ class StepReport(Value):
     learning_rate: Annotated[float, Field(ge=0.0)] | None = None
     """Learning rate of the step's update."""
     tokens: NonNegativeInt
-    """Valid tokens of the step."""
+    """Targets that count in the step: what its loss is the mean of."""
     step_s: Seconds
     """Seconds of the step."""
     tokens_per_s: Annotated[float, Field(ge=0.0)] | None = None
-    """Throughput in valid tokens."""
+    """Throughput in tokens: the step's samples times the positions of one, whether they are targets or not."""
     model_flops_utilization: Share | None = None
     """Operations that forward and backward need, divided by what all ranks could do at their peaks; absent where a
     peak is not known."""
@@ -129,7 +129,7 @@ class Report(Envelope):
     samples_per_s: Annotated[float, Field(ge=0.0)]
     """Throughput in samples."""
     tokens_per_s: Annotated[float, Field(ge=0.0)]
-    """Throughput in tokens."""
+    """Throughput in tokens: samples times the positions of one, simulated and measured alike."""
     model_flops_utilization: Share | None = None
     """Operations that forward and backward need, divided by what all ranks could do at their peaks in a step."""
     hardware_flops_utilization: Share | None = None

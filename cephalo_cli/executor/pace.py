@@ -47,7 +47,7 @@ class StepReporter:
             numbers: Loss and gradient norm.
             times: This rank's times.
             num_samples: Samples of the global batch.
-            num_tokens: Tokens that counted.
+            num_tokens: Targets that counted.
             step_s: Seconds of the whole step.
             peak_bytes: Most memory this rank has used so far.
         """
@@ -63,7 +63,7 @@ class StepReporter:
             learning_rate=self._options.learning_rate_of(step),
             tokens=num_tokens,
             step_s=step_s,
-            tokens_per_s=num_tokens / step_s,
+            tokens_per_s=num_samples * self._plan.model.tokens_per_sample(self._plan.seq_len) / step_s,
             model_flops_utilization=model_flops_utilization(
                 self._plan, self._dtype, num_samples=num_samples, step_s=step_s
             ),

@@ -108,9 +108,8 @@ def make_result(
     inputs: Sequence[InputFile] = (),
 ) -> TrainingResult:
     """Put the ranks together. Steps take as long as rank 0 says: ranks meet in every step."""
-    step_s, num_warmup = ranks[0].step_s, _num_warmup(options)
-    steps = reports[num_warmup:] or reports[1:] or reports
-    tokens = median(step.tokens for step in steps)
+    step_s = ranks[0].step_s
+    samples_per_s = plan.global_batch_size / step_s
     busiest = max(range(len(ranks)), key=lambda rank: ranks[rank].compute_s)
     report = Report(
         inputs=tuple(inputs),
@@ -124,8 +123,8 @@ def make_result(
         seq_len=plan.seq_len,
         global_batch_size=plan.global_batch_size,
         step_s=step_s,
-        samples_per_s=plan.global_batch_size / step_s,
-        tokens_per_s=tokens / step_s,
+        samples_per_s=samples_per_s,
+        tokens_per_s=samples_per_s * plan.model.tokens_per_sample(plan.seq_len),
         model_flops_utilization=model_flops_utilization(plan, dtype, num_samples=plan.global_batch_size, step_s=step_s),
         predicted_step_s=plan.expected.step_s if options.engine == "cephalo" else None,
         bottleneck=f"rank {busiest} ({plan.ranks[busiest].device}) computes for "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from sklearn.datasets import load_digits
 
@@ -82,6 +83,8 @@ def test_vit_learns_digits_in_one_epoch(ranks: Ranks, tmp_path: Path) -> None:
     )
     steps = trained.result.report.steps
     assert [step.tokens for step in steps] == [4] * 359 + [2]
+    assert [step.tokens_per_s * step.step_s / 5 for step in steps] == pytest.approx([4] * 359 + [2])
+    assert trained.result.report.tokens_per_s == pytest.approx(5 * trained.result.report.samples_per_s)
     assert steps[-1].validation_loss < steps[0].loss / 2
     assert kept_back.num_samples == 359
     assert accuracy(modules, VIT, kept_back) >= 0.8
@@ -89,7 +92,7 @@ def test_vit_learns_digits_in_one_epoch(ranks: Ranks, tmp_path: Path) -> None:
 
 def test_bert_learns_masked_text_in_one_epoch(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("".join(map(inspect.getsource, (argparse, inspect, textwrap, typing))))
-    _, modules, kept_back = train_for_an_epoch(
+    trained, modules, kept_back = train_for_an_epoch(
         ranks,
         BERT,
         [[64, 32], [32]],
@@ -99,4 +102,8 @@ def test_bert_learns_masked_text_in_one_epoch(ranks: Ranks, tmp_path: Path) -> N
         mask_rate=0.3,
         learning_rate=1e-2,
     )
+    report = trained.result.report
+    assert report.steps[0].tokens < 0.4 * 128 * 8
+    assert report.steps[0].tokens_per_s == pytest.approx(128 * 8 / report.steps[0].step_s)
+    assert report.tokens_per_s == pytest.approx(128 * 8 / report.step_s)
     assert accuracy(modules, BERT, kept_back) >= 0.36
