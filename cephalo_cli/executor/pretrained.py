@@ -69,6 +69,11 @@ class Pretrained:
         found = self._found.get(key)
         return None if found is None else DTYPES[found[1].dtype]
 
+    def rounded_to(self, dtype: str | None) -> str | None:
+        """Name a dtype of the folder that loses digits when its tensors are kept in another."""
+        kept = {DTYPES[stored.dtype] for _, stored in self._found.values()}
+        return None if dtype is None else next(iter(sorted(kept - {dtype}, reverse=True)), None)
+
     def has(self, unit: str, parameter: str) -> bool:
         """Whether a parameter is one of the model's own; adapters are not."""
         return parameter in self._map.units[unit]

@@ -273,6 +273,10 @@ class _Training:
         if found is not None:
             self._notice(f"the weights are those of {found.path}, not of {self.weights.folder}")
             return ()
+        stored = self.plan.model.frozen_dtype
+        wider = self.weights.rounded_to(stored)
+        if wider is not None:
+            self._notice(f"weights that are not trained are stored in {stored}: those in {wider} are rounded")
         return vouch_for_weights(self.weights, self.context)
 
     def _make_saver(self, found: Found | None) -> Saver | None:

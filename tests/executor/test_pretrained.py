@@ -56,7 +56,10 @@ def test_sixteen_bit_weights_keep_their_values(dtype: torch.dtype, tmp_path: Pat
     kept = load_file(tmp_path / "model.safetensors")["transformer.h.1.mlp.c_fc.weight"]
     assert kept.dtype == dtype
     assert torch.equal(modules[2].mlp.up.weight, kept.float().t())
-    assert weights.dtype_of("transformer.h.1.mlp.c_fc.weight") == str(dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.")
+    assert weights.dtype_of("transformer.h.1.mlp.c_fc.weight") == name
+    assert weights.rounded_to(None) is weights.rounded_to(name) is None
+    assert {weights.rounded_to(other) for other in ("bfloat16", "float16")} == {None, name}
 
 
 def test_a_rank_reads_its_own_elements_a_piece_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
