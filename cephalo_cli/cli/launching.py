@@ -9,18 +9,25 @@ if TYPE_CHECKING:
 __all__ = ["training_commands"]
 
 
-def training_commands(plan: "Plan", path: str) -> list[str]:
+def training_commands(plan: "Plan", path: str, *, output: str | None = None) -> list[str]:
     """Give the command that trains with a plan; several for a cluster of several nodes, one to be run on each.
 
-    Ranks of emulated and of CPU devices all start on this host, whatever nodes their cluster has.
+    Ranks of emulated and of CPU devices all start on this host, whatever nodes their cluster has. Every machine has
+    text to train with; images are the user's own, and a comment says what stands for them.
 
     Args:
         plan: The plan.
         path: Its file.
+        output: Where the report is to go.
     """
-    train = f"cephalo train {shlex.quote(path)} --data python-stdlib --steps 20"
+    needs_images = plan.model.family == "vit"
+    train = f"cephalo train {shlex.quote(path)} --data {'IMAGES' if needs_images else 'python-stdlib'} --steps 20"
     if plan.model.own is not None:
         train += f" --model {plan.model.own.source}"
+    if output is not None:
+        train += f" -o {shlex.quote(output)}"
+    if needs_images:
+        train += "  # IMAGES: a folder of class folders"
     nodes = plan.cluster.nodes
     backends = {plan.cluster.device_types[device].backend for node in nodes for device in node.devices}
     if len(nodes) == 1 or backends == {"cpu"}:

@@ -103,8 +103,8 @@ def command(
     if plans[0] != "-":
         from cephalo_cli.cli.launching import training_commands
 
-        for command in training_commands(read[0][0], plans[0]):
-            out.hint(f"{command} -o measured.json")
+        for command in training_commands(read[0][0], plans[0], output="measured.json"):
+            out.hint(command)
 
 
 def _refuse(contradicts: bool, message: str, hint: str) -> None:  # noqa: FBT001  (reads as a sentence)
