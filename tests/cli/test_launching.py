@@ -15,8 +15,7 @@ VIT = make_model("vit", image_size=8, patch_size=4, num_classes=2, vocab_size=No
         (make_model("bert"), "cephalo train 'my plan.json' --data python-stdlib --steps 20 -o measured.json"),
         (
             VIT,
-            "cephalo train 'my plan.json' --data IMAGES --steps 20 -o measured.json"
-            "  # IMAGES: a folder of class folders",
+            "cephalo train 'my plan.json' --data IMAGES --steps 20 -o measured.json  # IMAGES: a folder of class folders",
         ),
     ],
 )
