@@ -1,5 +1,6 @@
 """Planning again for the devices that an outer launcher found: some are lost, or new ones came."""
 
+import signal
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -31,6 +32,11 @@ def plan_for_present(
     from cephalo_cli.artifacts.store import dumps, loads
     from cephalo_cli.planner import make_plan
     from cephalo_cli.planner.variants import with_nodes
+    from cephalo_cli.runtime.launch import hush_torch
+    from cephalo_cli.runtime.worker import HELD_SIGNALS
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)  # before torch starts threads, which would hear them
+    hush_torch()
     from cephalo_cli.runtime.meeting import meet
     from cephalo_cli.runtime.present import nodes_present, share
 

@@ -23,7 +23,10 @@ from cephalo_cli.runtime.worker import HELD_SIGNALS, as_user_error, call_entry
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["RankEnvironment", "external_launcher", "run_ranks"]
+__all__ = ["RankEnvironment", "external_launcher", "hush_torch", "run_ranks"]
+
+MOST_RANKS = 1_000_000
+MOST_PORTS = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +58,27 @@ def external_launcher(environ: Mapping[str, str]) -> RankEnvironment | None:
             f"RANK and WORLD_SIZE are set but {' and '.join(missing)} not",
             hint="use torchrun, or unset RANK and WORLD_SIZE to start local ranks",
         )
-    try:
-        return RankEnvironment(rank=int(environ["RANK"]), world_size=int(environ["WORLD_SIZE"]))
-    except ValueError as error:
-        raise UsageError(f"RANK or WORLD_SIZE is not a number: {error}") from error
+    if not environ["MASTER_ADDR"]:
+        raise UsageError("MASTER_ADDR is empty, expected the host of rank 0")
+    world_size = _number(environ, "WORLD_SIZE", 1, MOST_RANKS)
+    _number(environ, "MASTER_PORT", 1, MOST_PORTS)
+    return RankEnvironment(rank=_number(environ, "RANK", 0, world_size - 1), world_size=world_size)
+
+
+def hush_torch() -> None:
+    """Keep torch's native log to fatal errors, unless the user chose otherwise; must come before torch is loaded.
+
+    It tells of every lost connection with a stack, and we say in a line what happened.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+
+def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int:
+    """A number that an outer launcher gave."""
+    text = environ[name]
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        raise UsageError(f"{name} is {text!r}, expected a number from {least} to {most}")
+    return int(text)
 
 
 def run_ranks(
@@ -145,6 +165,7 @@ def _run_here(
     if holds_signals:
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
     from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415 - loads torch
+    hush_torch()
 
     from cephalo_cli.runtime.meeting import meet  # noqa: PLC0415 - loads torch
     from cephalo_cli.runtime.process import rank_process  # noqa: PLC0415 - loads torch

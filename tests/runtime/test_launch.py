@@ -130,8 +130,18 @@ def test_an_outer_launcher_is_recognised_or_refused() -> None:
     assert external_launcher(complete) == RankEnvironment(rank=1, world_size=4)
     with pytest.raises(UsageError, match="RANK and WORLD_SIZE are set but MASTER_ADDR and MASTER_PORT not"):
         external_launcher({"RANK": "0", "WORLD_SIZE": "2"})
-    with pytest.raises(UsageError, match="RANK or WORLD_SIZE is not a number"):
-        external_launcher(complete | {"RANK": "one"})
+    for name, value, expected in (
+        ("RANK", "one", "RANK is 'one', expected a number from 0 to 3"),
+        ("RANK", "4", "RANK is '4', expected a number from 0 to 3"),
+        ("RANK", "-1", "RANK is '-1', expected a number from 0 to 3"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE is '0', expected a number from 1 to 1000000"),
+        ("MASTER_PORT", "99999", "MASTER_PORT is '99999', expected a number from 1 to 65535"),
+        ("MASTER_PORT", "", "MASTER_PORT is '', expected a number from 1 to 65535"),
+        ("MASTER_ADDR", "", "MASTER_ADDR is empty, expected the host of rank 0"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            external_launcher(complete | {name: value})
+        assert str(refused.value) == expected
 
 
 def test_a_cluster_that_cannot_be_started_is_refused(make_cluster: MakeCluster) -> None:

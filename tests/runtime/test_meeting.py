@@ -1,5 +1,9 @@
 """Ranks of an outer launcher meet apart from what former ranks left, and say which devices are there."""
 
+import os
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +20,24 @@ from cephalo_cli.runtime.present import nodes_present
 from tests.executor.plans import MEMORY_BYTES, make_model, make_plan
 
 PATIENCE_S = 60.0
+MEET_IN_VAIN = """
+import os, signal
+from cephalo_cli.errors import CephaloError
+from cephalo_cli.runtime.launch import RankEnvironment, hush_torch
+hush_torch()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+from cephalo_cli.runtime.meeting import meet
+for rank in (1, 0):
+    try:
+        meet(RankEnvironment(rank=rank, world_size=2), 0.5)
+    except CephaloError as error:
+        print(error.exit_code, error.message)
+os.kill(os.getpid(), signal.SIGTERM)
+try:
+    meet(RankEnvironment(rank=1, world_size=2), 600)
+except CephaloError as error:
+    print(error.exit_code, error.message)
+"""
 
 
 def on_ranks(num_ranks: int, work: Callable[[int], Any]) -> list[Any]:
@@ -47,6 +69,25 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
     for message in on_ranks(2, come):
         assert message == "the 3 ranks did not meet within 0.3 s: nothing was heard of rank 2"
+
+
+def test_a_foreign_service_on_the_port_keeps_nobody_and_neither_does_waiting_for_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        port = foreign.getsockname()[1]
+        ranks = subprocess.run(
+            [sys.executable, "-c", MEET_IN_VAIN],
+            env={**os.environ, "PYTHONPATH": ".", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    assert ranks.stdout.splitlines() == [
+        f"6 rank 1 had no answer from 127.0.0.1:{port} for 0.5 s",
+        f"6 rank 0 cannot meet the others at 127.0.0.1:{port}: address already in use",
+        "143 stopped while waiting for the other ranks; nothing was trained",
+    ]
+    assert not ranks.stderr
 
 
 def present(hosts: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
