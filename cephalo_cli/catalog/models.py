@@ -9,7 +9,12 @@ from cephalo_cli.catalog.data import find, model_records
 from cephalo_cli.catalog.huggingface import model_from_hf_config
 from cephalo_cli.errors import ArtifactError, UsageError
 
-__all__ = ["load_model", "model"]
+__all__ = ["load_model", "model", "model_in_tables"]
+
+
+def model_in_tables(name: str) -> str | None:
+    """Return the id of the model that published tables of measurements call so, to the letter; None if they do not."""
+    return next((key for key, record in model_records().items() if name in record.table_names), None)
 
 
 def model(name: str, *, where: str = "--model") -> Model:
@@ -21,8 +26,7 @@ def model(name: str, *, where: str = "--model") -> Model:
     Raises:
         ArtifactError: The catalog has no such model.
     """
-    in_tables = {other: key for key, record in model_records().items() for other in record.table_names}
-    key = in_tables.get(name) or find(name, model_records(), lambda record: record.aliases, what="model", where=where)
+    key = model_in_tables(name) or find(name, model_records(), lambda record: record.aliases, what="model", where=where)
     return Model.model_validate({"name": key, **model_records()[key].shape})
 
 

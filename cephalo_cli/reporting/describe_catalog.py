@@ -7,6 +7,7 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.catalog import device, model
 from cephalo_cli.catalog.coefficients import coefficients
 from cephalo_cli.catalog.data import DeviceRecord, ModelRecord, device_records, find, model_records, normal, pcie_rates
+from cephalo_cli.catalog.models import model_in_tables
 from cephalo_cli.reporting.describe_inputs import describe_model
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Kind, Part, Sheet, Value, shown
 
@@ -19,8 +20,11 @@ SHOWN_DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
 
 def catalog_entry(kind: CatalogKind, name: str) -> str | None:
-    """Return the id of the entry that has exactly this name or alias, else None."""
+    """Return the id of the entry that ``--gpus`` or ``--model`` take this name for, else None."""
     records = _records(kind)
+    in_tables = model_in_tables(name) if kind == "models" else None
+    if in_tables is not None:
+        return in_tables
     wanted = normal(name)
     return next((key for key, record in records.items() if wanted in (key, *record.aliases)), None)
 
@@ -60,6 +64,7 @@ def entry_plain(kind: CatalogKind, key: str) -> dict[str, object]:
     return {
         "id": key,
         "aliases": list(known.aliases),
+        "table_names": list(known.table_names),
         **shape,
         "num_parameters": known.num_parameters,
         "source": known.source,
@@ -213,6 +218,7 @@ def _model_parts(key: str) -> list[Part]:
         title=key,
         facts=(
             Fact(key="aliases", label="also called", value=list(record.aliases) or None),
+            Fact(key="table_names", label="in tables", value=list(record.table_names) or None),
             Fact(
                 key="num_parameters",
                 label="published",

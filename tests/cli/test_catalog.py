@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from cephalo_cli.catalog import model
 from cephalo_cli.catalog.data import device_records, model_records
 from tests.cli.commands import cephalo
 
@@ -43,6 +44,17 @@ def test_every_number_of_a_device_has_its_source() -> None:
 
 def test_an_alias_leads_to_its_entry() -> None:
     assert json.loads(cephalo("catalog", "devices", "3090", "--json").out)["id"] == "rtx-3090"
+
+
+@pytest.mark.parametrize("name", ["llama_7b", "llama-7b", "bert_large", "Llama_7B"])
+def test_a_models_name_means_what_it_means_to_other_commands(name: str) -> None:
+    told = json.loads(cephalo("catalog", "models", name, "--json").out)
+    assert told["id"] == model(name).name
+    assert (name in told["table_names"]) == told["id"].startswith("cephalo-")
+
+
+def test_a_model_of_published_tables_says_how_they_call_it() -> None:
+    assert "in tables       llama_7b\n" in cephalo("catalog", "models", "llama_7b").out
 
 
 def test_a_model_tells_shape_count_state_and_source() -> None:

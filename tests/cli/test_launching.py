@@ -12,12 +12,12 @@ VIT = make_model("vit", image_size=8, patch_size=4, num_classes=2, vocab_size=No
 @pytest.mark.parametrize(
     ("model", "command"),
     [
-        (make_model("bert"), "cephalo train 'my plan.json' --data python-stdlib --steps 20 -o measured.json"),
+        (make_model("bert"), "cephalo train 'my plan.json' --data python-stdlib --steps 20 -o m.json"),
         (
             VIT,
-            "cephalo train 'my plan.json' --data IMAGES --steps 20 -o measured.json  # IMAGES: a folder of class folders",
+            "cephalo train 'my plan.json' --data IMAGES --steps 20 -o m.json  # IMAGES: a folder of class folders",
         ),
     ],
 )
 def test_text_is_on_every_machine_and_images_are_the_users_own(model: Model, command: str) -> None:
-    assert training_commands(make_plan(model, [[1], [1]]), "my plan.json", output="measured.json") == [command]
+    assert training_commands(make_plan(model, [[1], [1]]), "my plan.json", output="m.json") == [command]
