@@ -26,6 +26,7 @@ __all__ = [
 Strategy = Literal["cephalo", "fsdp", "compute-balanced", "memory-balanced", "whale", "poplar"]
 ScheduleName = Literal["layer-major", "microbatch-major", "replicated"]
 Switch = Literal["auto", "on", "off"]
+Recompute = Literal["auto", "on", "off", "blocks"]
 OptimizerKind = Literal["adamw", "sgd", "sgd with momentum"]
 
 
@@ -165,8 +166,8 @@ class PlanSettings(Value):
     """Fraction of each device's capacity a plan may use."""
     reserve_bytes: NumBytes | None = None
     """Reserve for every rank; each device type's own when absent."""
-    recompute: Switch = "auto"
-    """Whether ranks recompute."""
+    recompute: Recompute = "auto"
+    """Whether ranks recompute: auto, each decides for all of its blocks; blocks, each decides how many."""
     offload: Switch = "auto"
     """Whether ranks offload."""
     microbatch_size: PositiveInt | None = None
@@ -174,8 +175,8 @@ class PlanSettings(Value):
     optimizer: OptimizerKind | None = None
     """Whose moments have room: two numbers a trained parameter for AdamW, one for SGD with momentum, none for SGD
     without; AdamW's when absent."""
-    keep_unsharded: NonNegativeInt | None = None
-    """How many blocks stay unsharded between their phases; the planner's choice when absent."""
+    keep_unsharded: NonNegativeInt | Literal["auto"] | None = None
+    """How many blocks stay unsharded between their phases, or auto: the planner's choice; none when absent."""
 
 
 class Plan(Basis):

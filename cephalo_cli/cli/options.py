@@ -19,6 +19,7 @@ __all__ = [
     "Optimizer",
     "OutputPath",
     "Quiet",
+    "RecomputeChoice",
     "SwitchChoice",
     "TokenDtype",
     "check_length",
@@ -48,6 +49,7 @@ LrSchedule = Literal["constant", "cosine", "linear"]
 OnNonfinite = Literal["stop", "skip"]
 TokenDtype = Literal["uint16", "uint32"]
 SwitchChoice = Literal["auto", "on", "off"]
+RecomputeChoice = Literal["auto", "on", "off", "blocks"]
 
 
 def check_length(model: "Model", seq_len: int | None) -> None:

@@ -13,6 +13,7 @@ from cephalo_cli.cli.options import (
     Optimizer,
     OutputPath,
     Quiet,
+    RecomputeChoice,
     SwitchChoice,
 )
 
@@ -70,8 +71,11 @@ def command(
         typer.Option(metavar="SIZE", help="Memory kept free on every rank, such as 2GiB; the profile's own if absent."),
     ] = None,
     recompute: Annotated[
-        SwitchChoice,
-        typer.Option(help="Activation checkpointing: how many blocks is decided per rank; on: all of them, off: none."),
+        RecomputeChoice,
+        typer.Option(
+            help="Activation checkpointing: auto decides per rank, all blocks or none; blocks also decides how many, "
+            "which takes longer to search."
+        ),
     ] = "auto",
     offload: Annotated[SwitchChoice, typer.Option(help="Boundary activations in host memory: decided or forced.")] = (
         "auto"
@@ -79,10 +83,11 @@ def command(
     keep_unsharded: Annotated[
         str,
         typer.Option(
-            metavar="auto|off|N",
-            help="How many blocks stay unsharded from forward to backward on all ranks: memory for fewer gathers.",
+            metavar="off|auto|N",
+            help="How many blocks stay unsharded from forward to backward on all ranks: memory for fewer gathers; "
+            "auto decides, which takes longer to search.",
         ),
-    ] = "auto",
+    ] = "off",
     microbatch_size: Annotated[
         int | None,
         typer.Option(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from cephalo_cli.cli.gpus import common_dtype, fitting_command
-from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Optimizer, SwitchChoice, check_length
+from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Optimizer, RecomputeChoice, SwitchChoice, check_length
 from cephalo_cli.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Question:
     drop_devices: bool
     memory_fraction: float
     reserve: str | None
-    recompute: SwitchChoice
+    recompute: RecomputeChoice
     offload: SwitchChoice
     keep_unsharded: str
     microbatch_size: int | None
@@ -121,6 +121,7 @@ class Question:
             out.data(lambda: json.dumps(told, indent=2) + "\n", list)
         else:
             out.artifact(plan, tables, force=force)
+        self._advise(out, plan)
         if self.objective == "cost":
             from cephalo_cli.planner import cost_per_token
 
@@ -133,6 +134,14 @@ class Question:
                 out.note(f"  {command}")
         elif out.path is None:
             out.hint("add -o PLAN.json to keep the plan, then cephalo train PLAN.json --data SOURCE --steps N")
+
+    def _advise(self, out: "Output", plan: "Plan") -> None:
+        """Name the larger search that may find a faster plan, where this one gives reason to."""
+        from cephalo_cli.planner.worth_trying import worth_trying
+
+        advice = worth_trying(plan)
+        if advice is not None:
+            out.note(advice)
 
     def _plans(
         self,
@@ -167,12 +176,13 @@ class Question:
             raise UsageError(f"--batch-size is {batch}, expected {expected}")
         return batch
 
-    def _keep_unsharded(self) -> int | None:
-        named = {"auto": None, "off": 0}
-        if self.keep_unsharded in named:
-            return named[self.keep_unsharded]
+    def _keep_unsharded(self) -> int | Literal["auto"] | None:
+        if self.keep_unsharded == "off":
+            return None
+        if self.keep_unsharded == "auto":
+            return "auto"
         if not (self.keep_unsharded.isascii() and self.keep_unsharded.isdigit()):
-            raise UsageError(f"--keep-unsharded is {self.keep_unsharded!r}, expected auto, off or a number of blocks")
+            raise UsageError(f"--keep-unsharded is {self.keep_unsharded!r}, expected off, auto or a number of blocks")
         return min(int(self.keep_unsharded), LARGEST_INTEGER)
 
     def _reserve_bytes(self) -> int | None:
@@ -244,7 +254,7 @@ class Question:
             "--reserve": self.reserve,
             "--recompute": None if self.recompute == "auto" else self.recompute,
             "--offload": None if self.offload == "auto" else self.offload,
-            "--keep-unsharded": None if self.keep_unsharded == "auto" else self.keep_unsharded,
+            "--keep-unsharded": None if self.keep_unsharded == "off" else self.keep_unsharded,
             "--microbatch-size": None if self.microbatch_size is None else str(self.microbatch_size),
         }
 
@@ -307,6 +317,17 @@ class Question:
                 self.recompute == "off" and self.offload == "on",
                 "--offload on needs recompute",
                 "leave out --recompute off",
+            ),
+            (
+                self.recompute == "blocks" and self.offload == "on",
+                "--offload on needs recompute of all blocks",
+                "leave out --recompute blocks",
+            ),
+            (
+                (self.recompute == "blocks" or self.keep_unsharded != "off")
+                and self.strategy not in ("cephalo", "all"),
+                "--recompute blocks and --keep-unsharded are for strategy cephalo",
+                "leave them out",
             ),
             (
                 self.strategy == "all" and out.path == "-",

@@ -76,9 +76,9 @@ def _check_splits(plan: Plan) -> None:
 
 def _check_kept(plan: Plan) -> None:
     """Hold how many blocks stay unsharded against the settings."""
-    asked, kept = plan.settings.keep_unsharded, plan.num_kept_unsharded
-    if asked is not None and plan.schedule == "layer-major" and plan.strategy == "cephalo" and kept != asked:
-        _fail("keep_unsharded", f"found {kept}, but the settings keep {asked}")
+    asked, kept = plan.settings.keep_unsharded or 0, plan.num_kept_unsharded
+    if asked != "auto" and plan.schedule == "layer-major" and plan.strategy == "cephalo" and kept != asked:
+        _fail("keep_unsharded", f"found {kept}, but the settings keep {asked or 'none'}")
 
 
 def _check_settings(plan: Plan, rank: RankPlan, where: str) -> None:
@@ -87,11 +87,13 @@ def _check_settings(plan: Plan, rank: RankPlan, where: str) -> None:
         ("recompute", settings.recompute, rank.recompute),
         ("offload", settings.offload, rank.offload),
     ):
-        if setting != "auto" and rank.microbatch_sizes and value != (setting == "on"):
+        if setting in ("on", "off") and rank.microbatch_sizes and value != (setting == "on"):
             _fail(f"{where}.{name}", f"found {str(value).lower()}, but the settings say {setting}")
     layers = plan.model.num_layers
     if settings.recompute == "on" and rank.microbatch_sizes and rank.num_recomputed(layers) < layers:
         _fail(f"{where}.recompute_blocks", f"found {rank.recompute_blocks}, but the settings recompute all {layers}")
+    if settings.recompute == "auto" and 0 < rank.num_recomputed(layers) < layers:
+        _fail(f"{where}.recompute_blocks", f"found {rank.recompute_blocks}, but the settings recompute all or none")
     if rank.offload and rank.num_recomputed(layers) < layers:
         _fail(f"{where}.offload", "only boundaries are offloaded, so offload needs recompute of all blocks")
     if rank.offload and plan.cluster.device_types[rank.device].backend == "cpu":

@@ -11,7 +11,7 @@ from cephalo_cli.planner.make import make_plan
 from cephalo_cli.planner.variants import with_card, with_faster_network, with_memory
 from cephalo_cli.schedule import plan_stages
 
-__all__ = ["Binding", "Explanation", "Gain", "explain"]
+__all__ = ["Binding", "Explanation", "Gain", "explain", "phases_that_wait", "plan_choices"]
 
 NEAR = 0.995
 """From this fraction of a limit on it is said to bind."""
@@ -55,7 +55,7 @@ class Explanation:
 def explain(plan: Plan) -> Explanation:
     """Explain a plan from its own content; every gain is the step of a new cephalo plan, not an estimate."""
     types = sorted({rank.device for rank in plan.ranks})
-    waits = _waits_for_network(plan)
+    waits = phases_that_wait(plan)
     changes: list[tuple[str, Basis]] = [(f"1 GiB more on each {name}", with_memory(plan, name, GIB)) for name in types]
     if plan.network != "ideal":
         changes.append(("a network twice as fast", with_faster_network(plan, 2.0)))
@@ -66,11 +66,9 @@ def explain(plan: Plan) -> Explanation:
     )
 
 
-def _waits_for_network(plan: Plan) -> Sequence[str]:
-    """Phases whose stages wait for collectives longer than for compute."""
-    if plan.network == "ideal" or plan.schedule == "replicated":
-        return ()
-    choices = [
+def plan_choices(plan: Plan) -> list[RankChoice]:
+    """What a plan decides, one a rank."""
+    return [
         RankChoice(
             device=rank.device,
             microbatch_sizes=rank.microbatch_sizes,
@@ -81,9 +79,15 @@ def _waits_for_network(plan: Plan) -> Sequence[str]:
         )
         for rank in plan.ranks
     ]
+
+
+def phases_that_wait(plan: Plan) -> Sequence[str]:
+    """Phases whose stages wait for collectives longer than for compute."""
+    if plan.network == "ideal" or plan.schedule == "replicated":
+        return ()
     step = plan_stages(plan)
     waited = {"forward": 0.0, "backward": 0.0}
-    for stage, estimate in zip(step.stages, step_estimate(plan, choices, step).stages, strict=True):
+    for stage, estimate in zip(step.stages, step_estimate(plan, plan_choices(plan), step).stages, strict=True):
         phase = "forward" if stage.phase == "forward" else "backward"
         is_network = estimate.network_s > max(estimate.compute_s, estimate.copy_s)
         waited[phase] += estimate.seconds if is_network else -estimate.seconds

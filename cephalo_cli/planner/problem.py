@@ -226,7 +226,7 @@ def make_problem(
         settings: Limits and switches.
         batch_size: Samples of a step.
         space: Which plans; when absent those whose ranks recompute all blocks or none, and that keep as many blocks
-            unsharded as the settings say, else none.
+            unsharded as the settings say, none where they say auto.
         groups: Device groups of another problem whose ranks may recompute as many blocks; found anew when absent.
 
     Raises:
@@ -235,14 +235,15 @@ def make_problem(
     """
     refuse_absurd(basis)
     num_layers = basis.model.num_layers
-    if (settings.keep_unsharded or 0) >= num_layers:
+    asked = settings.keep_unsharded if isinstance(settings.keep_unsharded, int) else 0
+    if asked >= num_layers:
         raise UsageError(
-            f"{settings.keep_unsharded} blocks cannot stay unsharded beside the last one: the model has {num_layers}",
+            f"{asked} blocks cannot stay unsharded beside the last one: the model has {num_layers}",
             where="--keep-unsharded",
             hint=f"at most {num_layers - 1}",
         )
     if space is None:
-        space = Space(keep_unsharded=settings.keep_unsharded or 0)
+        space = Space(keep_unsharded=asked)
     charged = space.keep_unsharded if space.charged is None else space.charged
     units = model_units(basis.model)
     step = step_stages("layer-major", units, keep_unsharded=space.keep_unsharded)
@@ -315,7 +316,7 @@ def partial_counts(basis: Basis, settings: PlanSettings, name: str) -> range:
     """How many blocks a device type may recompute beside none and all."""
     block = basis.devices[name].units.get("block")
     keeps = block is None or block.saved_bytes is not None
-    allowed = keeps and settings.recompute == "auto" and settings.offload != "on"
+    allowed = keeps and settings.recompute == "blocks" and settings.offload != "on"
     return range(1, basis.model.num_layers if allowed else 1)
 
 
@@ -347,7 +348,7 @@ def _modes(basis: Basis, settings: PlanSettings, name: str, *, stride: int | Non
     return tuple(
         mode
         for mode in every
-        if (settings.recompute == "auto" or mode.recompute == (settings.recompute == "on"))
+        if (settings.recompute in ("auto", "blocks") or mode.recompute == (settings.recompute == "on"))
         and (settings.offload == "auto" or mode.offload == (settings.offload == "on"))
         and (mode.recompute or keeps)
         and (copies or not mode.offload)

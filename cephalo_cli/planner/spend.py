@@ -110,7 +110,7 @@ def _as_plan(solution: Solution, keep_unsharded: int) -> Plan:
 def _range(problem: Problem) -> tuple[int, int]:
     """Least and largest number of blocks that may stay unsharded."""
     asked = problem.space.keep_unsharded
-    if problem.settings.keep_unsharded is not None or problem.network is None:
+    if problem.settings.keep_unsharded != "auto" or problem.network is None:
         return asked, asked
     return 0, problem.basis.model.num_layers - 1
 

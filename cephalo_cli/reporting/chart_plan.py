@@ -44,7 +44,7 @@ def draw_plan(plan: Plan, *, strategies: bool = True) -> "Figure":
     middle, right = (drawn.add_subplot(grid[0, column], sharey=left) for column in (1, 2))
     gap = "\n" if len(rows) <= MANY_ROWS else "  "
     samples = [float(sum(row.microbatch_sizes)) for row in rows]
-    _bars(left, samples, [_work(row, gap=gap) for row in rows], COLOURS["backward"])
+    _bars(left, samples, [_work(row, plan.model.num_layers, gap=gap) for row in rows], COLOURS["backward"])
     left.set_xlabel("samples a step")
     tidy(left, title="Work")
     rank_axis(left, labels)
@@ -68,8 +68,8 @@ def draw_strategies(plan: Plan) -> "Figure":
     return drawn
 
 
-def _work(row: RankPlan, *, gap: str) -> str:
-    extras = saves_memory_by(row)
+def _work(row: RankPlan, num_layers: int, *, gap: str) -> str:
+    extras = saves_memory_by(row, num_layers)
     return gap.join([microbatches(row.microbatch_sizes), *([" + ".join(extras)] if extras else [])])
 
 

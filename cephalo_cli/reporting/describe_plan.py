@@ -33,7 +33,7 @@ def describe_plan(plan: Plan) -> list[Part]:
     )
     return [
         facts,
-        _work(plan.ranks),
+        _work(plan.ranks, plan.model.num_layers),
         memory_sheet([(rank.rank, rank.memory) for rank in plan.ranks]),
         *_alternatives(plan),
     ]
@@ -54,7 +54,7 @@ def proof(plan: Plan) -> str:
     return "no plan is faster under this profile" if plan.solver.status == "optimal" else "a rule, not a search"
 
 
-def _work(ranks: Sequence[RankPlan]) -> Sheet:
+def _work(ranks: Sequence[RankPlan], num_layers: int) -> Sheet:
     return Sheet(
         name="ranks",
         title="Who does how much",
@@ -75,7 +75,7 @@ def _work(ranks: Sequence[RankPlan]) -> Sheet:
                     "microbatch_sizes": microbatches(rank.microbatch_sizes),
                     "num_samples": sum(rank.microbatch_sizes),
                     "state_share": rank.state_share,
-                    "extras": ", ".join(saves_memory_by(rank)) or None,
+                    "extras": ", ".join(saves_memory_by(rank, num_layers)) or None,
                     "compute_s": rank.expected.forward_s + rank.expected.backward_s + rank.expected.optimizer_s,
                 }
                 for rank in ranks
@@ -84,9 +84,10 @@ def _work(ranks: Sequence[RankPlan]) -> Sheet:
     )
 
 
-def saves_memory_by(rank: RankPlan) -> list[str]:
-    """Name what a rank does to need less memory."""
-    again = "recompute" if rank.recompute_blocks is None else f"recompute {rank.recompute_blocks}"
+def saves_memory_by(rank: RankPlan, num_layers: int) -> list[str]:
+    """Name what a rank does to need less memory, such as ``recompute 5/6`` where it recomputes 5 of 6 blocks."""
+    count = rank.recompute_blocks
+    again = "recompute" if count is None else f"recompute {count}/{num_layers}"
     return [again] * rank.recompute + ["offload"] * rank.offload
 
 

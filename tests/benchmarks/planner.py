@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 
 from cephalo_cli.artifacts.cluster import Cluster, DeviceType, Link, Node
 from cephalo_cli.artifacts.model import Model
+from cephalo_cli.artifacts.plan import PlanSettings
 from cephalo_cli.artifacts.profile import (
     CollectiveFit,
     DeviceProfile,
@@ -40,6 +41,9 @@ TYPES = (
 SIZES = ((8, 4, 128), (16, 4, 256), (64, 3, 1024), (64, 6, 1024), (256, 6, 2048), (1024, 6, 8192), (10_000, 1, 80_000))
 """Ranks, device types, batch."""
 
+WIDER = ((4, 2, 32), (8, 4, 128), (64, 3, 1024))
+"""Those planned again with the larger search."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -48,6 +52,8 @@ class Measured:
     ranks: int
     types: int
     batch: int
+    search: str
+    """usual, or wider: also how many blocks recompute on each rank, and how many stay unsharded."""
     seconds: float
     """Of one call of `make_plan`, other strategies and checking included."""
     peak_mib: float
@@ -115,14 +121,16 @@ def profile_of(num_ranks: int, num_types: int) -> Profile:
     )
 
 
-def measure(num_ranks: int, num_types: int, batch: int) -> Measured:
+def measure(num_ranks: int, num_types: int, batch: int, *, wider: bool = False) -> Measured:
     """Plan once."""
     profile = profile_of(num_ranks, num_types)
+    settings = PlanSettings(recompute="blocks", keep_unsharded="auto") if wider else PlanSettings()
     start = time.perf_counter()
-    plan = make_plan(profile, batch)
+    plan = make_plan(profile, batch, settings=settings)
     seconds = time.perf_counter() - start
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Measured(num_ranks, num_types, batch, seconds, peak_mib, plan.solver.status, plan.solver.gap)
+    search = "wider" if wider else "usual"
+    return Measured(num_ranks, num_types, batch, search, seconds, peak_mib, plan.solver.status, plan.solver.gap)
 
 
 def main() -> None:
@@ -133,13 +141,16 @@ def main() -> None:
     arguments = parser.parse_args()
     measure(2, 2, 4)
     found = [measure(*size) for size in SIZES if size[0] <= arguments.max_ranks]
+    found += [measure(*size, wider=True) for size in WIDER if size[0] <= arguments.max_ranks]
     if arguments.json:
         print(json.dumps([asdict(line) for line in found], indent=2))
         return
-    print(f"{'ranks':>6} {'types':>6} {'batch':>6} {'seconds':>9} {'peak MiB':>9} {'status':>10} {'gap':>8}")
+    print(
+        f"{'ranks':>6} {'types':>6} {'batch':>6} {'search':>6} {'seconds':>9} {'peak MiB':>9} {'status':>10} {'gap':>8}"
+    )
     for line in found:
         print(
-            f"{line.ranks:6} {line.types:6} {line.batch:6} {line.seconds:9.3f} {line.peak_mib:9.0f}"
+            f"{line.ranks:6} {line.types:6} {line.batch:6} {line.search:>6} {line.seconds:9.3f} {line.peak_mib:9.0f}"
             f" {line.status:>10} {line.gap:8.1e}"
         )
 

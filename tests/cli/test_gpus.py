@@ -24,6 +24,7 @@ def test_one_line_gives_a_plan_and_says_in_which_dtype() -> None:
         assert words in ran.out
     assert ran.err == (
         "computed in float16, which all these devices run; --dtype names another\n"
+        "--keep-unsharded auto may be faster: backward waits for the network and every rank has free memory\n"
         "next: add -o PLAN.json to keep the plan, then cephalo train PLAN.json --data SOURCE --steps N\n"
     )
 

@@ -229,5 +229,5 @@ def test_what_a_plan_says_of_some_blocks(tmp_path: Path) -> None:
     ranks = [rank.model_copy(update={"recompute_blocks": 2}) if rank.recompute else rank for rank in plan.ranks]
     store.write(plan.model_copy(update={"ranks": tuple(ranks), "keep_unsharded": 3}), tmp_path / "plan.json")
     text = cephalo("show", f"{tmp_path}/plan.json").out
-    assert "recompute 2" in text
+    assert "recompute 2/6" in text
     assert "3 of 6 blocks from forward to backward, beside the last" in text

@@ -109,6 +109,14 @@ USAGE = {
         ("plan", "p.json", "-b", "8", "--recompute", "off", "--offload", "on"),
         "--offload on needs recompute (leave out --recompute off)",
     ),
+    "offload with some blocks kept": (
+        ("plan", "p.json", "-b", "8", "--recompute", "blocks", "--offload", "on"),
+        "--offload on needs recompute of all blocks (leave out --recompute blocks)",
+    ),
+    "blocks kept by another strategy": (
+        ("plan", "p.json", "-b", "8", "--keep-unsharded", "auto", "--strategy", "fsdp"),
+        "--recompute blocks and --keep-unsharded are for strategy cephalo (leave them out)",
+    ),
     "nothing to show": (("show",), "no file given (cephalo show FILE, or cephalo show --schema KIND)"),
     "schema and file": (("show", GPT, "--schema", "plan"), "--schema stands alone (leave out the rest)"),
     "kinds without a common ground": (

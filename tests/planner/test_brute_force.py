@@ -261,7 +261,7 @@ def test_equals_brute_force(chunk: int, random_profile: Callable[..., Profile], 
 
 def compare_all(profile: Profile, batch: int) -> Counter[str]:
     """Hold the best plan of all against enumeration over every K; count what it makes use of."""
-    settings = PlanSettings(memory_fraction=0.9)
+    settings = PlanSettings(recompute="blocks", keep_unsharded="auto")
     wanted: float | None = None
     for keep in range(profile.model.num_layers):
         wanted = brute_force(profile, settings, batch, keep, wanted)

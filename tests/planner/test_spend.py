@@ -18,10 +18,12 @@ from tests.planner.test_brute_force import tight
 from tests.simulator.plans import make_plan as plan_by_hand
 
 SLACK = 1 + 2e-9
+WIDEST = PlanSettings(recompute="blocks", keep_unsharded="auto")
 Make = Callable[..., Profile]
 
 
 def by_hand(**changes: object) -> Plan:
+    changes = {"settings": WIDEST} | changes
     return plan_by_hand(["fast", "slow"], [[4, 4], [2]], [0.25, 0.75], **changes)  # type: ignore[arg-type]
 
 
@@ -32,7 +34,25 @@ def test_never_slower_than_all_or_none_and_no_block_kept(random_profile: Make, s
     known = solve(make_problem(profile, PlanSettings(), batch))
     if known is None:
         return
-    assert make_plan(profile, batch).expected.step_s <= known.step_s * SLACK
+    plan = make_plan(profile, batch, settings=WIDEST)
+    assert plan.expected.step_s <= make_plan(profile, batch).expected.step_s * SLACK
+    assert plan.expected.step_s <= known.step_s * SLACK
+
+
+def test_blocks_are_treated_alike_unless_asked(random_profile: Make) -> None:
+    """Where the larger search finds plans that recompute some blocks, or keep some whole, the usual one does not."""
+    found = 0
+    for seed in range(3000, 3024):
+        profile = tight(random_profile(seed, moving=True, num_ranks=2 + seed % 2), seed)
+        try:
+            usual, widest = make_plan(profile, 4), make_plan(profile, 4, settings=WIDEST)
+        except InfeasibleError:
+            continue
+        assert usual.solver.status in ("optimal", "heuristic")
+        assert usual.keep_unsharded is None
+        assert all(rank.recompute_blocks is None for rank in usual.ranks)
+        found += widest.keep_unsharded is not None or any(rank.recompute_blocks is not None for rank in widest.ranks)
+    assert found >= 2
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -83,7 +103,9 @@ def test_what_does_not_follow_is_refused() -> None:
         (plan.model_copy(update={"keep_unsharded": 1}), r"memory.buffers_bytes"),
         (with_blocks(plan, 2), r"ranks\[0\].memory.saved_bytes"),
         (with_settings(plan, keep_unsharded=1), "keep_unsharded: found 2, but the settings keep 1"),
+        (with_settings(plan, keep_unsharded=None), "keep_unsharded: found 2, but the settings keep none"),
         (with_settings(plan, recompute="on"), "recompute_blocks: found 1, but the settings recompute all 4"),
+        (with_settings(plan, recompute="auto"), "recompute_blocks: found 1, but the settings recompute all or none"),
     ):
         with pytest.raises(ArtifactError, match=message):
             check_plan(changed)
