@@ -86,20 +86,23 @@ def copies_bytes(step: StepStages, dtype: DType, frozen_dtype: DType | None = No
 def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType, frozen_dtype: DType | None = None) -> int:
     """Bytes of unsharded parameters and gradients at the fullest stage of a step; the same on every rank."""
     per_gradient, per_parameter = gradient_bytes(step, dtype), DTYPE_BYTES[dtype]
-    sizes = [unit.num_parameters for unit in step.units]
+    sizes, trained = ([getattr(unit, name) for unit in step.units] for name in ("num_parameters", "num_trained"))
     if num_ranks == 1 or step.name == "replicated":
         return copies_bytes(step, dtype, frozen_dtype)
-    fullest = 0
+    fullest = num_accumulating = 0
     accumulating: set[int] = set()
     reducing: set[int] = set()
     for stage in step.stages:
         if stage.phase != "forward":
             borrowed = step.units[stage.unit].borrows
-            accumulating |= {stage.unit} if borrowed is None else {stage.unit, borrowed}
+            for unit in ({stage.unit} if borrowed is None else {stage.unit, borrowed}) - accumulating:
+                accumulating.add(unit)
+                num_accumulating += trained[unit]
         parameters = sum(sizes[unit] for unit in stage.unsharded)
-        gradients = sum(step.units[unit].num_trained for unit in accumulating | reducing)
+        gradients = num_accumulating + sum(trained[unit] for unit in reducing - accumulating)
         fullest = max(fullest, per_parameter * parameters + per_gradient * gradients)
         reducing = set(stage.reduce)
+        num_accumulating -= sum(trained[unit] for unit in reducing & accumulating)
         accumulating -= reducing
     return fullest
 
