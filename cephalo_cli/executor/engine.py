@@ -1,14 +1,14 @@
 """Engines: what runs a step. This file has what they share, and the one that follows the plan."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from cephalo_cli.artifacts.base import DType
-from cephalo_cli.artifacts.plan import Plan
+from cephalo_cli.artifacts.plan import Memory, Plan
 from cephalo_cli.executor.boundaries import Boundaries
 from cephalo_cli.executor.checkpoint_shards import Shard
 from cephalo_cli.executor.compiled import BlockCompiler
@@ -24,6 +24,7 @@ from cephalo_cli.executor.sharded_unit import Dtypes, ShardedUnit, dtypes_of
 from cephalo_cli.layout import Range, shard_ranges
 from cephalo_cli.runtime.buffers import BufferLayout
 from cephalo_cli.runtime.collectives import CollectiveRecord, ShardedCollectives
+from cephalo_cli.runtime.heap import HeapRoom
 from cephalo_cli.runtime.process import ProcessContext
 from cephalo_cli.schedule import COLLECTIVES, plan_stages, rank_records
 from cephalo_cli.units import model_units
@@ -181,6 +182,7 @@ class CephaloEngine:
             scale=self.scale,
             on_nonfinite=setting.options.on_nonfinite,
             updates_early=updates_early,
+            make_room=self._room(mine.memory, context.device),
             hooks=setting.hooks,
         )
 
@@ -255,6 +257,14 @@ class CephaloEngine:
             self.scale.value, self.scale.good_steps = loss_scale, good_steps
         for unit in self.units:
             unit.refresh()
+
+    def _room(self, planned: Memory, device: torch.device) -> Callable[[], None]:
+        """What keeps a CPU process below its limit: between two calls a unit, its gradient and a microbatch come."""
+        if device.type != "cpu":
+            return lambda: None
+        largest = max(unit.layout.num_elements for unit in self.units)
+        of_unit = largest * (self._dtypes.compute.itemsize + self._dtypes.state.itemsize)
+        return HeapRoom(planned.limit_bytes, planned.working_bytes + of_unit).make
 
     def _make_unit(self, setting: EngineSetting, index: int) -> ShardedUnit:
         unit = model_units(setting.plan.model)[index]

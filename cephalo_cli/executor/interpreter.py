@@ -72,6 +72,7 @@ class StepInterpreter:
         scale: Scale of the loss.
         on_nonfinite: What to do with a step that is not finite.
         updates_early: Whether a unit is updated as soon as its gradient is reduced, instead of all at the end.
+        make_room: Called before memory is taken for a unit or for compute.
         hooks: What to call on the way.
     """
 
@@ -88,6 +89,7 @@ class StepInterpreter:
         scale: LossScale,
         on_nonfinite: Literal["stop", "skip"],
         updates_early: bool,
+        make_room: Callable[[], None],
         hooks: Hooks,
     ) -> None:
         self._records = records
@@ -101,6 +103,7 @@ class StepInterpreter:
         self._scale = scale
         self._on_nonfinite: Literal["stop", "skip"] = on_nonfinite
         self._updates_early = updates_early
+        self._make_room = make_room
         self._hooks = hooks
         self._replicated = any(record.op is Op.ALL_REDUCE for record in records)
         self._graphs: dict[tuple[int, int], _Graph] = {}
@@ -232,6 +235,7 @@ class StepInterpreter:
                 flows.append(self._copy_flows.pop(key))
                 self._journal.stood_still("copy in", start, flows[-1])
         start = self._journal.mark()
+        self._make_room()
         with self._hooks.throttle():
             work()
         self._journal.worked(record, start, tuple(flows))
@@ -269,6 +273,7 @@ class StepInterpreter:
         unit = self._unit(record)
         if self._collectives.world_size > 1:
             self._gather_flows[unit.unit.index] = self._journal.started(record)
+            self._make_room()
         unit.unshard(self._collectives)
 
     def _wait_whole(self, unit: ShardedUnit) -> list[int]:

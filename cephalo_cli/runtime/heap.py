@@ -9,7 +9,13 @@ Note: which memory counts
 Note: keeping freed memory
     glibc gives large freed pieces back to the system, and every page that comes again must be cleared: a block of a
     small GPT took 2 to 10 % longer for it, now here, now there. Ranks keep what they freed, so the same work
-    takes the same time; the peak is the same.
+    takes the same time.
+
+Note: gaps
+    What is kept has gaps: a boundary that lives for long is put where a unit's buffer was, and the next buffer does not
+    fit there any more. One rank with 242 MiB allocated occupied 78 MiB of gaps. They cost nothing until memory is
+    short; then they are given back, page by page, before the process outgrows its limit. CUDA's caching allocator does
+    the same when a device is full.
 
 Note: memory over time
     A rank that keeps what it freed occupies ever the same. What rises and falls within a step is what it has allocated,
@@ -19,10 +25,12 @@ Note: memory over time
 import contextlib
 import ctypes
 import gc
+import os
 from pathlib import Path
 from typing import ClassVar
 
 __all__ = [
+    "HeapRoom",
     "allocated_bytes",
     "anonymous_bytes",
     "keep_heap",
@@ -32,6 +40,8 @@ __all__ = [
 ]
 
 STATUS = Path("/proc/self/status")
+STATM = Path("/proc/self/statm")
+"""The same numbers in pages, five times as fast to read: resident is the second, mapped files are the third."""
 RESET_HIGH_WATER = "5"
 """What to write to clear_refs to reset the high-water mark (Linux, Documentation/filesystems/proc.rst)."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -40,6 +50,8 @@ LARGEST_IN_HEAP_BYTES = 32 * 2**20
 """The most glibc accepts as M_MMAP_THRESHOLD; larger pieces are always given back."""
 MOST_KEPT_BYTES = 2**31 - 1
 """Free memory at the heap's end that is kept; the parameter is an int."""
+WORTH_A_SEARCH_BYTES = 4 * 2**20
+"""New gaps are looked for when this much was occupied since the last search."""
 MALLINFO2 = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
@@ -100,6 +112,36 @@ def keep_heap() -> None:
 def trim_heap() -> None:
     """Give memory that nothing uses back to the system, where the C library can; it keeps freed pieces otherwise."""
     gc.collect()
+    _give_gaps_back()
+
+
+class HeapRoom:
+    """Room for what comes next, below a limit (see the note on gaps).
+
+    Args:
+        limit_bytes: What this process should not occupy more than.
+        growth_bytes: The most it comes to occupy from one call to the next.
+    """
+
+    def __init__(self, limit_bytes: int, growth_bytes: int) -> None:
+        self._most_bytes = limit_bytes - growth_bytes - WORTH_A_SEARCH_BYTES
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    def make(self) -> None:
+        """Give the heap's gaps back if the process could outgrow its limit before the next call."""
+        if self._occupied_bytes() > self._most_bytes:
+            _give_gaps_back()
+            self._most_bytes = max(self._most_bytes, self._occupied_bytes() + WORTH_A_SEARCH_BYTES)
+
+    def _occupied_bytes(self) -> int:
+        try:
+            _, resident, mapped, *_ = STATM.read_text().split()
+        except OSError:
+            return 0
+        return (int(resident) - int(mapped)) * self._page_bytes
+
+
+def _give_gaps_back() -> None:
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
