@@ -72,7 +72,12 @@ def collective_s(fit: CollectiveFit, unit_bytes: float, busiest: float) -> float
 
 
 def network_from_links(cluster: Cluster) -> NetworkProfile | Literal["ideal"]:
-    """Estimate collectives from the cluster's links: rings in rank order, see the note on rings over two levels."""
+    """Estimate collectives from the cluster's links: rings in rank order, see the note on rings over two levels.
+
+    Rings are what NCCL's own collectives run, and so FSDP. Training here sends directly over every backend: as fast for
+    equal shares within one node, slower for very unequal ones, and over several nodes with several devices each a
+    shard crosses the network once for every device that is there. A measured profile has the direct algorithm's times.
+    """
     if cluster.network == "ideal":
         return "ideal"
     links = [node.link for node in cluster.nodes if node.link is not None and len(node.devices) > 1]
