@@ -1,8 +1,15 @@
 """Floating-point operations of a unit, counted the way utilisation is reported.
 
 A multiply-add counts two. Matrix products of the weights: 2 for each weight and position. Attention: scores and their
-product with the values, 4 x positions x positions x width; half of it in causal families (gpt, llama), where half of
-the scores are never needed. Norms, activations and lookups are not counted. Backward is twice forward.
+product with the values, 4 x pairs x width, where pairs of T positions that see each other are
+
+    T^2                     in bidirectional families (bert, vit)
+    T^2 / 2                 in causal ones (gpt, llama), where half of the scores are never needed
+    W T - W (W - 1) / 2     with a sliding window of W < T: position t sees min(t, W), counted exactly; T^2 / 2 at most
+
+Packed documents see fewer still, but only the data knows how many: for them this is an upper bound. These are the
+operations a step needs. A program may run more: the executor's attention computes what a window or a document hides
+(see `profiler.roofline`). Norms, activations and lookups are not counted. Backward is twice forward.
 
 Source: Chowdhery et al., PaLM (arXiv 2204.02311), appendix B; the causal half as in FlashAttention-2 (Dao, 2023).
 """
@@ -40,8 +47,17 @@ def _block(model: Model, tokens: int) -> float:
     weights = hidden * (width + keys_and_values) + width * hidden + matrices * hidden * model.ffn_size
     if model.lora is not None:
         weights += sum(model.lora.rank * sum(projections(model)[name]) for name in adapted(model))
-    attention = 4.0 * tokens * tokens * width
-    return 2.0 * tokens * weights + (attention / 2 if model.family in CAUSAL else attention)
+    return 2.0 * tokens * weights + 4.0 * _pairs(model, tokens) * width
+
+
+def _pairs(model: Model, tokens: int) -> float:
+    """Positions of a sample that see each other."""
+    if model.family not in CAUSAL:
+        return float(tokens * tokens)
+    window, causal = model.sliding_window, tokens * tokens / 2
+    if window is None or window >= tokens:
+        return causal
+    return min(window * tokens - window * (window - 1) / 2, causal)
 
 
 def _embedding(model: Model, tokens: int) -> float:

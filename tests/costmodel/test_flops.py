@@ -14,11 +14,11 @@ from tests.simulator.plans import small_model
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
-def llama(*, num_kv_heads: int | None = None, head_size: int | None = None) -> Model:
+def llama(**changes: int | None) -> Model:
     return Model(
         name="small", family="llama", num_layers=1, hidden_size=8, num_heads=2, ffn_size=16, vocab_size=32,
-        max_seq_len=16, num_kv_heads=num_kv_heads, head_size=head_size,
-    )  # fmt: skip
+        max_seq_len=16,
+    ).model_copy(update=changes)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,18 @@ def llama(*, num_kv_heads: int | None = None, head_size: int | None = None) -> M
 )
 def test_operations_of_a_forward_by_hand(model: Model, kind: UnitKind, flops: float) -> None:
     assert forward_flops(model, kind, 10) == flops
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 7])
+def test_a_sliding_window_counts_the_keys_inside_it(window: int) -> None:
+    products = 2 * 10 * (4 * 8 * 8 + 3 * 8 * 16)
+    seen = sum(min(place, window) for place in range(1, 11))
+    assert forward_flops(llama(sliding_window=window), "block", 10) == products + 4 * seen * 8
+
+
+@pytest.mark.parametrize("window", [8, 9, 10, 16])
+def test_a_window_never_counts_more_than_causal_attention(window: int) -> None:
+    assert forward_flops(llama(sliding_window=window), "block", 10) == forward_flops(llama(), "block", 10)
 
 
 def test_operations_of_an_image_and_of_a_bidirectional_model() -> None:

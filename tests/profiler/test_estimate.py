@@ -6,7 +6,7 @@ from statistics import median, quantiles
 import pytest
 
 from cephalo_cli import catalog
-from cephalo_cli.artifacts import Cluster, Profile, store
+from cephalo_cli.artifacts import Cluster, Model, Profile, store
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import DeviceType, Link, Node
 from cephalo_cli.artifacts.profile import UnitProfile
@@ -17,7 +17,7 @@ from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.profiler.attention import Attention, attention_of, published_attention
 from cephalo_cli.profiler.estimate import estimate_profile
 from cephalo_cli.profiler.memory import unit_memory
-from cephalo_cli.profiler.roofline import unit_seconds, unit_work
+from cephalo_cli.profiler.roofline import Work, unit_seconds, unit_work
 from cephalo_cli.profiler.table import LatencyRow, read_latency_table
 from cephalo_cli.units import num_parameters
 
@@ -115,6 +115,21 @@ def test_longer_sequences_cost_more_than_their_tokens_where_scores_exist() -> No
     )
     assert interpolate(long.microbatch, long.forward_s, 1) > 1.2 * interpolate(short.microbatch, short.forward_s, 4)
     assert interpolate(long.microbatch, long.forward_s, 1) > 1.1 * interpolate(fused.microbatch, fused.forward_s, 1)
+
+
+def test_a_sliding_window_hides_scores_but_does_not_save_them() -> None:
+    """The operator that takes a mask skips nothing, the causal one half; a window as long as the sample is no mask."""
+    windowed, whole = (
+        catalog.model("mistral-7b"),
+        catalog.model("mistral-7b").model_copy(update={"sliding_window": None}),
+    )
+
+    def work(model: Model, tokens: int, attention: Attention) -> Work:
+        return unit_work(model, kind="block", tokens=tokens, dtype="float32", microbatch=1, attention=attention)
+
+    assert work(windowed, 8192, "fused").fused_flops == 2 * work(whole, 8192, "fused").fused_flops
+    assert work(windowed, 8192, "plain") == work(whole, 8192, "plain")
+    assert work(windowed, 4096, "fused") == work(whole, 4096, "fused")
 
 
 def test_training_here_fuses_attention_wherever_a_kernel_exists() -> None:
