@@ -114,7 +114,7 @@ class ExpectedStep(Value):
     samples_per_s: Annotated[float, Field(ge=0.0)]
     """Throughput in samples."""
     tokens_per_s: Annotated[float, Field(ge=0.0)]
-    """Throughput in tokens."""
+    """Throughput in tokens: samples times the positions of one."""
     bound: str
     """What the step waits for most, in words."""
 

@@ -197,7 +197,8 @@ class Basis(Envelope):
     model: Model
     """The model."""
     seq_len: PositiveInt
-    """Tokens of one sample (for vit: patches and the class token)."""
+    """Tokens of one sample (for vit: patches and the class token). Times are of samples that are one document each:
+    packed ones are hidden from one another by a mask, for which a profile knows no time."""
     dtype: DType
     """Compute dtype."""
     num_parameters: PositiveInt
