@@ -97,7 +97,8 @@ class InterruptedRunError(CephaloError):
 
     Args:
         message: What was interrupted and what was saved.
-        signal_number: The signal; the exit code is 128 plus it (130 for SIGINT, 143 for SIGTERM).
+        signal_number: The signal; the exit code is 128 plus it (130 for SIGINT, 143 for SIGTERM,
+            129 for SIGHUP).
         where: As in `CephaloError`.
         hint: As in `CephaloError`.
     """

@@ -4,6 +4,7 @@ Commands live in modules of their own, which import their engine inside the func
 torch nor scipy, pandas or matplotlib.
 """
 
+import contextlib
 import errno
 import os
 import signal
@@ -17,7 +18,7 @@ import typer
 from cephalo_cli import __version__
 from cephalo_cli.cli.complaints import sentence
 from cephalo_cli.cli.helping import ENVIRONMENT, Command, examples
-from cephalo_cli.cli.output import harmless
+from cephalo_cli.cli.output import Talk, harmless
 from cephalo_cli.errors import ArtifactError, CephaloError
 
 __all__ = ["app", "main", "register_commands"]
@@ -72,13 +73,15 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with one of the documented codes.
 
     0 done; 1 a fault of ours; 2 usage; 3 bad artifact or input; 4 infeasible; 5 time limit before any plan; 6 training
-    failed; 7 a condition of ``show --fail-if`` holds; 130 interrupted (143 for SIGTERM).
+    failed; 7 a condition of ``show --fail-if`` holds; 130 interrupted (143 for SIGTERM, 129
+    for SIGHUP).
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it: nobody listens
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  (stays open to the end)
     register_commands()
-    raise SystemExit(_run(arguments))
+    with contextlib.redirect_stderr(Talk(sys.stderr)):
+        raise SystemExit(_run(arguments))
 
 
 def _run(arguments: list[str] | None) -> int:
@@ -110,8 +113,8 @@ def _unexpected(error: Exception, *, debug: bool) -> int:
     if hasattr(error, "exit_code") and hasattr(error, "format_message"):
         _complain(sentence(error))
         return int(error.exit_code)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        _complain("what was to be printed cannot be written: no space left on device")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO) and error.filename is None:
+        _complain(f"what was to be printed cannot be written: {os.strerror(error.errno).lower()}")
         return ArtifactError.exit_code
     if debug:
         traceback.print_exc()

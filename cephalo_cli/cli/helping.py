@@ -21,8 +21,8 @@ Environment:
 Exit codes:
   0 done; 1 a fault of cephalo's; 2 usage; 3 bad artifact or input;
   4 no plan fits; 5 time limit before any plan; 6 training failed;
-  7 a condition of show --fail-if holds; 130 interrupted (143 for SIGTERM)
-  after saving a checkpoint"""
+  7 a condition of show --fail-if holds; 130 interrupted (143 for SIGTERM, 129
+  for SIGHUP) after saving a checkpoint"""
 _NO_LIMIT = re.compile(r"\s+\[(?:\d+<=)?x<=2147483647\]|\s+\[x>=[01]\]")
 
 

@@ -5,13 +5,14 @@ json   the artifact as JSON on standard output, nothing else there
 quiet  nothing but errors
 """
 
+import contextlib
 import errno
 import io
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from cephalo_cli.errors import UsageError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from cephalo_cli.artifacts import Envelope
 
-__all__ = ["Output", "ProgressCallback", "harmless"]
+__all__ = ["Output", "ProgressCallback", "Talk", "harmless"]
 
 ProgressCallback = Callable[[float, str], None]
 """Called with the finished fraction of a job and a few words about what is under way."""
@@ -116,6 +117,30 @@ class Output:
                 bar.update(task, completed=min(max(fraction, 0.0), 1.0), description=f"{title}: {text}")
 
             yield advance
+
+
+class Talk:
+    """Standard error for as long as somebody listens.
+
+    A full disk, a reader that left or a terminal that is gone is no reason to stop the work that is talked about.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write if that is possible."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what was held back if that is possible."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def _console(stream: IO[str], *, width: int | None = None) -> "Console":

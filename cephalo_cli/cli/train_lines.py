@@ -6,8 +6,8 @@ On a terminal the lines are a table that fits it; in a log every line says all b
 import json
 import shutil
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -77,7 +77,7 @@ class StepTeller:
         width = shutil.get_terminal_size().columns
         self._table = StepTable(plan, num_steps, width) if sys.stderr.isatty() else None
         self._has_begun = False
-        self._writers: list[Callable[[StepReport], None]] = []
+        self._writers: dict[str, Callable[[StepReport], None]] = {}
 
     def __call__(self, step: StepReport) -> None:
         """Tell of one step."""
@@ -88,8 +88,12 @@ class StepTeller:
         else:
             self._note(step_line(step, self._plan, self._num_steps, warm_up=not self._has_begun))
         self._has_begun = True
-        for write in self._writers:
-            write(step)
+        for name, write in list(self._writers.items()):
+            try:
+                write(step)
+            except OSError as error:
+                del self._writers[name]
+                self._note(f"training goes on although {name} cannot be written any more: {error.strerror or error}")
 
     def write_to(self, metrics: str | None, tensorboard: str | None, stack: ExitStack) -> None:
         """Open a file of JSON lines and a folder of TensorBoard scalars, until the stack closes.
@@ -98,16 +102,22 @@ class StepTeller:
             UsageError: TensorBoard is not installed.
         """
         if metrics is not None:
-            self._writers.append(_written_at_once(stack.enter_context(_opened(Path(metrics)))))
+            self._writers[metrics] = _written_at_once(stack.enter_context(_opened(Path(metrics))))
         if tensorboard is not None:
             from cephalo_cli.executor.board import Board
 
-            self._writers.append(stack.enter_context(Board(Path(tensorboard))).add)
+            self._writers[tensorboard] = stack.enter_context(Board(Path(tensorboard))).add
 
 
-def _opened(path: Path) -> IO[str]:
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("w", encoding="utf-8")
+    file = path.open("w", encoding="utf-8")
+    try:
+        yield file
+    finally:
+        with suppress(OSError):  # what cannot be written was told of
+            file.close()
 
 
 def _written_at_once(lines: IO[str]) -> Callable[[StepReport], None]:

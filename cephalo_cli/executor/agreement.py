@@ -20,12 +20,13 @@ from cephalo_cli.executor.peers import gather_values, sum_over_ranks
 from cephalo_cli.quantities import format_bytes
 from cephalo_cli.runtime.device import TORCH_TYPES, device_identity
 from cephalo_cli.runtime.process import ProcessContext
+from cephalo_cli.runtime.worker import HELD_SIGNALS
 
 __all__ = ["StopSignals", "check_device", "compare_ranks", "job_facts"]
 
 MEMORY_TOLERANCE = 0.15
 """Devices report up to this fraction less, or more, than the size they are sold with."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = tuple(sorted(HELD_SIGNALS))
 
 
 def compare_ranks(facts: Mapping[str, str], group: dist.ProcessGroup) -> None:
@@ -95,7 +96,8 @@ def check_device(plan: Plan, context: ProcessContext) -> str | None:
 class StopSignals:
     """Remembers a signal until the ranks agree to stop; a second one ends the process at once.
 
-    Signals are caught in the main thread only, and given back at the end.
+    Signals are caught in the main thread only, and given back at the end. Those that are ignored stay so: nohup means
+    it.
     """
 
     def __init__(self) -> None:
@@ -104,7 +106,8 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+            heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._remember) for number in heard}
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # those that came before this were held back
         return self
 
@@ -114,8 +117,8 @@ class StopSignals:
 
     def _remember(self, number: int, _: FrameType | None) -> None:
         self.received = number
-        for either in SIGNALS:
-            signal.signal(either, signal.SIG_DFL)
+        for each in self._before:
+            signal.signal(each, signal.SIG_DFL)
 
     def agree(self, num_tokens: int, group: dist.ProcessGroup) -> tuple[int, int | None]:
         """Add up the tokens of a step, and find out whether any rank was told to stop.

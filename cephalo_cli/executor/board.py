@@ -1,5 +1,6 @@
 """Steps as TensorBoard scalars, where the optional package is installed."""
 
+import contextlib
 from pathlib import Path
 from typing import Self
 
@@ -43,7 +44,8 @@ class Board:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._writer.close()
+        with contextlib.suppress(OSError):  # `add` has told of it
+            self._writer.close()
 
     def add(self, step: StepReport) -> None:
         """Write one step."""

@@ -1,7 +1,7 @@
 """From what every rank wrote down to one report and one time line."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
@@ -15,11 +15,29 @@ from cephalo_cli.executor.pace import model_flops_utilization
 from cephalo_cli.quantities import format_percent
 from cephalo_cli.timeline import Event, MemorySample, Timeline
 
-__all__ = ["RankSummary", "make_result", "summarise"]
+__all__ = ["RankSummary", "Records", "make_result", "summarise"]
 
 
 SCHEDULE_OF_ENGINE: Mapping[str, ScheduleName] = {"fsdp2": "microbatch-major", "ddp": "replicated"}
 """The order of work in PyTorch's own engines; cephalo follows the plan's."""
+
+
+@dataclass(kw_only=True)
+class Records:
+    """What the steps of one run were on one rank. A training may have millions: only the last keeps its events."""
+
+    reports: list[StepReport] = field(default_factory=list)
+    times: list[StepTimes] = field(default_factory=list)
+    received_bytes: tuple[int, int] | None = None
+    """Gathered and reduced in the last step, where that is counted."""
+
+    def add(self, report: StepReport, times: StepTimes, received_bytes: tuple[int, int] | None) -> None:
+        """Add a step."""
+        if self.times:
+            self.times[-1] = replace(self.times[-1], events=(), memory=())
+        self.reports.append(report)
+        self.times.append(times)
+        self.received_bytes = received_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,14 +66,9 @@ class RankSummary:
         return self.forward_s + self.backward_s + self.optimizer_s
 
 
-def summarise(
-    reports: Sequence[StepReport],
-    times: Sequence[StepTimes],
-    received_bytes: Sequence[tuple[int, int] | None],
-    peak_bytes: int,
-    options: TrainOptions,
-) -> RankSummary:
+def summarise(records: Records, peak_bytes: int, options: TrainOptions) -> RankSummary:
     """Summarise one rank. The first steps of a run warm up and count only where there are no others."""
+    reports, times, received = records.reports, records.times, records.received_bytes
     num_warmup = _num_warmup(options)
     steps = reports[num_warmup:] or reports[1:] or reports
     timed = times[num_warmup:] or times[1:] or times
@@ -63,7 +76,6 @@ def summarise(
     def typical(value: Callable[[StepTimes], float]) -> float:
         return median(value(step) for step in timed)
 
-    received = received_bytes[-1]
     return RankSummary(
         step_s=median(step.step_s for step in steps),
         wait_s=median(max(step.step_s - time.compute_s, 0.0) for step, time in zip(steps, timed, strict=True)),
@@ -102,6 +114,7 @@ def make_result(
     options: TrainOptions,
     dtype: DType,
     numerics: dict[str, str],
+    collectives: str | None,
     emulation: Literal["cgroup", "cooperative"] | None,
     reports: Sequence[StepReport],
     ranks: Sequence[RankSummary],
@@ -132,6 +145,7 @@ def make_result(
         ranks=tuple(_rank_report(plan, options, rank, summary) for rank, summary in enumerate(ranks)),
         steps=tuple(reports),
         numerics=numerics,
+        collectives=collectives,
         emulation=emulation,
     )
     timeline = Timeline(

@@ -9,13 +9,12 @@
 import contextlib
 import signal
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from cephalo_cli.artifacts.base import DType, InputFile
 from cephalo_cli.artifacts.plan import Plan
-from cephalo_cli.artifacts.report import StepReport
 from cephalo_cli.errors import ArtifactError, InterruptedRunError, TrainingError, UsageError
 from cephalo_cli.executor.agreement import StopSignals, check_device, compare_ranks, job_facts
 from cephalo_cli.executor.checkpoint import find_checkpoint, load_shards
@@ -26,7 +25,6 @@ from cephalo_cli.executor.datasets.opening import open_source, split_source
 from cephalo_cli.executor.engine import CephaloEngine, EngineSetting, StepEngine
 from cephalo_cli.executor.exporting import export_weights, prepare_export
 from cephalo_cli.executor.interpreter import Hooks
-from cephalo_cli.executor.journal import StepTimes
 from cephalo_cli.executor.options import Callbacks, TrainingResult, TrainOptions, check_options, microbatch_split
 from cephalo_cli.executor.over_memory import MemorySeen
 from cephalo_cli.executor.pace import StepReporter
@@ -34,7 +32,7 @@ from cephalo_cli.executor.peers import broadcast_value, gather_values, sum_over_
 from cephalo_cli.executor.pretrained import Pretrained
 from cephalo_cli.executor.saver import Saver
 from cephalo_cli.executor.starting_weights import open_weights, vouch_for_weights
-from cephalo_cli.executor.summary import make_result, summarise
+from cephalo_cli.executor.summary import Records, make_result, summarise
 from cephalo_cli.executor.validation import Validation
 from cephalo_cli.models.own import check_own
 from cephalo_cli.runtime.device import MemoryMeter
@@ -83,15 +81,6 @@ class _Progress:
 
     step: int = 0
     position: int = 0
-
-
-@dataclass
-class _Records:
-    """What this run's steps were."""
-
-    reports: list[StepReport] = field(default_factory=list)
-    times: list[StepTimes] = field(default_factory=list)
-    received_bytes: list[tuple[int, int] | None] = field(default_factory=list)
 
 
 class _Training:
@@ -147,7 +136,7 @@ class _Training:
             self._notice(f"--drop-last leaves out {self._batches.num_dropped} samples of every epoch")
         self.inputs = self._vouch_for_weights(found)
         self.progress = _Progress()
-        self.records = _Records()
+        self.records = Records()
         self.saver = self._make_saver(found)
         self.engine = self._make_engine(found)
         if context.rank == 0:
@@ -204,13 +193,10 @@ class _Training:
             step_s=step_s,
             peak_bytes=self.meter.peak_bytes(),
         ).model_copy(update={"validation_loss": self._validation.loss_after(number, self.engine)})
-        self.records.reports.append(report)
         self._tell_memory(number, self.meter.peak_bytes())
-        self.records.times.append(times)
         after = self._received()
-        self.records.received_bytes.append(
-            None if after is None or before is None else (after[0] - before[0], after[1] - before[1])
-        )
+        received = None if after is None or before is None else (after[0] - before[0], after[1] - before[1])
+        self.records.add(report, times, received)
         if self.context.rank == 0:
             self._callbacks.on_step(report)
         return None
@@ -372,7 +358,7 @@ def _report(training: _Training) -> TrainingResult | None:
         training.tell_nothing_left()
         return None
     peak_bytes = training.meter.peak_bytes()
-    mine = summarise(records.reports, records.times, records.received_bytes, peak_bytes, training.options)
+    mine = summarise(records, peak_bytes, training.options)
     all_ranks = gather_values(mine, context.process_group)
     if context.rank > 0:
         return None
@@ -381,6 +367,7 @@ def _report(training: _Training) -> TrainingResult | None:
         options=training.options,
         dtype=training.dtype,
         numerics=training.engine.numerics(),
+        collectives=training.engine.algorithm,
         emulation=context.emulation,
         reports=records.reports,
         ranks=all_ranks,

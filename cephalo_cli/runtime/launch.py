@@ -105,7 +105,7 @@ def run_ranks(
         enforce_memory: Whether emulated devices are held to their memory.
         use_cgroups: Whether control groups may hold emulated devices; otherwise they hold themselves back.
         timeout_s: How long one rank may wait for another.
-        holds_signals: Whether SIGINT and SIGTERM wait until the entry unblocks them: it saves before it leaves.
+        holds_signals: Whether signals that end a job wait until the entry unblocks them: it saves before it leaves.
 
     Returns:
         Rank 0's value; None in the other ranks of an outer launcher.

@@ -26,7 +26,7 @@ from cephalo_cli.quantities import format_bytes
 from cephalo_cli.runtime.cgroup import DeviceCgroup
 from cephalo_cli.runtime.memory_limit import MemoryLimitError
 from cephalo_cli.runtime.peers import PeerLostError
-from cephalo_cli.runtime.worker import RankReport, read_report
+from cephalo_cli.runtime.worker import HELD_SIGNALS, RankReport, read_report
 
 __all__ = ["JobEnd", "raise_reason", "supervise"]
 
@@ -34,8 +34,6 @@ STUCK_AFTER_S = 5.0
 """How long ranks may take to end after another one failed."""
 GRACE_S = 60
 """How long ranks may take to end after a signal: they save a checkpoint."""
-ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that end a job."""
 POLL_S = 0.1
 """How often ranks are looked at."""
 BOOTSTRAP = (
@@ -83,7 +81,7 @@ def supervise(job: Path, num_ranks: int, on_event: Callable[[int, Any], None] | 
         local_addr="127.0.0.1",
         logs_specs=DefaultLogsSpecs(log_dir=str(job / "logs")),
         shutdown_timeout=GRACE_S,
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP",
+        signals_to_handle=",".join(number.name for number in _heard()),
     )
     end = JobEnd()
     watch = _Watch(job, num_ranks, on_event)
@@ -94,6 +92,8 @@ def supervise(job: Path, num_ranks: int, on_event: Callable[[int, Any], None] | 
             end.exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
         except SignalException as received:
             end.signal_number = int(received.sigval)
+    if watch.error is not None:
+        raise watch.error
     end.cut_short = watch.cut_short
     end.reports = [read_report(job, rank) for rank in range(num_ranks)]
     return end
@@ -189,6 +189,8 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
 
     def __init__(self, job: Path, num_ranks: int, on_event: Callable[[int, Any], None] | None) -> None:
         self.cut_short: dict[int, str] = {}
+        self.error: Exception | None = None
+        """What went wrong when an event was passed on; ranks are watched all the same."""
         self._job = job
         self._num_ranks = num_ranks
         self._on_event = on_event
@@ -232,8 +234,11 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
                 file.seek(self._read_bytes[rank])
                 complete, newline, _ = file.read().rpartition(b"\n")
             self._read_bytes[rank] += len(complete) + len(newline)
-            for line in complete.splitlines():
-                self._on_event(rank, json.loads(line))
+            try:
+                for line in complete.splitlines():
+                    self._on_event(rank, json.loads(line))
+            except Exception as error:  # noqa: BLE001 - raised again when the ranks have ended
+                self.error, self._on_event = error, None
 
     def _end_the_stuck(self) -> None:
         reports = [read_report(self._job, rank) for rank in range(self._num_ranks)]
@@ -251,7 +256,7 @@ class _Watch(contextlib.AbstractContextManager["_Watch"]):
     def _obey_a_second_signal(self) -> None:
         """The agent waits for ranks after the first signal; after a second one there is nothing to wait for."""
         with contextlib.suppress(BlockingIOError):
-            self._num_signals += sum(number in ENDING for number in os.read(self._heard_fd, 64))
+            self._num_signals += sum(number in HELD_SIGNALS for number in os.read(self._heard_fd, 64))
         if self._num_signals > 1:
             self._kill(self._alive())
 
@@ -283,6 +288,11 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
+def _heard() -> list[signal.Signals]:
+    """Signals that end the job: those that are ignored stay so (nohup ignores SIGHUP)."""
+    return [number for number in HELD_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
     """Keep the agent's log to ourselves (we say what happened), and put back what it changes in this process."""
@@ -291,7 +301,7 @@ def _quiet_agent() -> Iterator[None]:
     environ = dict(os.environ)
     handlers: Mapping[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        handlers = {number: signal.getsignal(number) for number in HELD_SIGNALS}
     for name in names:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:

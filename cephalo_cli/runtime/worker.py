@@ -27,8 +27,8 @@ from cephalo_cli.runtime.peers import PeerLostError, is_peer_loss
 
 __all__ = ["HELD_SIGNALS", "RankReport", "as_user_error", "call_entry", "main", "read_report"]
 
-HELD_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
-"""Signals that wait, where the entry wants it, until the entry is ready to hear them."""
+HELD_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+"""Signals that end a job, and wait, where the entry wants it, until the entry is ready to hear them."""
 
 PR_SET_PDEATHSIG = 1
 """prctl's request for a signal when the parent ends (Linux, prctl(2))."""
@@ -115,7 +115,7 @@ def _reported(work: Callable[[], RankReport], path: Path) -> RankReport:
         report = RankReport(error=InterruptedRunError("interrupted"))
     except Exception as error:  # noqa: BLE001 - whatever it is, it must be reported
         report = RankReport(error=as_user_error(error))
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in HELD_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if not path.exists():
         part = path.with_suffix(".part")

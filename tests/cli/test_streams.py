@@ -42,6 +42,14 @@ def test_a_reader_that_leaves_is_no_fault(words: str, tmp_path: Path) -> None:
     assert (ran.stdout, ran.stderr) == ("141\n", "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_what_is_only_said_stops_nothing(tmp_path: Path) -> None:
+    ran = shell("cephalo simulate $PLAN -o report.json 2> /dev/full; echo $?; cephalo show none 2> /dev/full", tmp_path)
+    assert ran.returncode == 3
+    assert ran.stdout.endswith("\n0\n")
+    assert (tmp_path / "report.json").exists()
+
+
 def test_no_next_command_for_what_came_from_standard_input(tmp_path: Path) -> None:
     ran = shell("cephalo simulate - < $PLAN", tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -2,13 +2,14 @@
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from cephalo_cli.artifacts import Plan, store
 from cephalo_cli.artifacts.report import StepReport
-from cephalo_cli.cli.train_lines import json_line, numerics_line, step_line
+from cephalo_cli.cli.train_lines import StepTeller, json_line, numerics_line, step_line
 from cephalo_cli.errors import UsageError
 from cephalo_cli.executor.board import Board
 from cephalo_cli.layout import shard_ranges
@@ -100,6 +101,20 @@ def test_one_line_a_step() -> None:
     bare = StepReport(step=1, skipped=True, tokens=0, step_s=0.25)
     assert step_line(bare, plan, 2) == "step 1/2  loss none  gradient none (update left out)  250 ms"
     assert StepReport.model_validate_json(json_line(STEP)) == STEP
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_ends_the_lines_of_steps_but_not_the_training() -> None:
+    said: list[str] = []
+    with ExitStack() as stack:
+        teller = StepTeller(store.read(Path(PLAN), Plan), 2, said.append, lambda *_: None)
+        teller.write_to("/dev/full", None, stack)
+        for number in (1, 2):
+            teller(StepReport(step=number, loss=1.0, tokens=64, step_s=1.0))
+    assert [line for line in said if "loss" not in line] == [
+        "training goes on although /dev/full cannot be written any more: No space left on device"
+    ]
+    assert sum("loss" in line for line in said) == 2
 
 
 def test_numerics_in_one_line() -> None:

@@ -232,13 +232,13 @@ def test_a_signal_to_one_rank_stops_all_and_the_rest_is_done_on_resuming(
     plan = PLANS["three ranks"]
     late = train_steps(plan, text, 8, checkpoint_dir=str(tmp_path / "late"), resume="latest")
     early = train_steps(plan, text, 8, checkpoint_dir=str(tmp_path / "early"), resume="latest")
-    stopped_late = dataclasses.replace(late, run=stop_job, arguments=(1, 3))
-    stopped_early = dataclasses.replace(early, run=stop_job, arguments=(0, 0))
+    stopped_late = dataclasses.replace(late, run=stop_job, arguments=(1, 3, signal.SIGTERM))
+    stopped_early = dataclasses.replace(early, run=stop_job, arguments=(0, 0, signal.SIGHUP))
     stop, early_stop, rest, whole = ranks.run([stopped_late, stopped_early, late, early])
-    for errors, step in ((stop, 3), (early_stop, 0)):
+    for errors, step, number in ((stop, 3, signal.SIGTERM), (early_stop, 0, signal.SIGHUP)):
         for error in errors:
             assert isinstance(error, InterruptedRunError)
-            assert error.exit_code == 128 + signal.SIGTERM
+            assert error.exit_code == 128 + number
             assert f"stopped after step {step}; a checkpoint is in" in error.message
     reference = reference_of(text, 8)
     assert rest[0].losses == pytest.approx(reference.losses[3:], rel=1e-10, abs=0)
@@ -284,19 +284,19 @@ def recut_job(context: ProcessContext, job: Job) -> None:
 
 
 def stop_job(context: ProcessContext, job: Job) -> None:
-    """Send this process SIGTERM in the middle of a step, or before the first, on one rank only."""
-    rank, step = job.arguments
+    """Send this process a signal in the middle of a step, or before the first, on one rank only."""
+    rank, step, number = job.arguments
     updates = 0
 
     def on_record(record: Record) -> None:
         nonlocal updates
         updates += record.op is Op.OPTIMIZER_STEP
         if (rank, step - 1) == (context.rank, updates) and record == Record(op=Op.UNSHARD, unit=2):
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     def on_notice(sentence: str) -> None:
         if step == 0 and "starting from step 1" in sentence:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     train(job.plan, job.options, context, Callbacks(on_record=on_record, on_notice=on_notice))
 

@@ -81,6 +81,14 @@ def test_ctrl_c_ends_every_rank_and_a_second_one_does_not_wait(
     code = (
         "import sys; from cephalo_cli.artifacts import Cluster; from cephalo_cli.runtime.launch import run_ranks\n"
         "from cephalo_cli.errors import InterruptedRunError\n"
+def test_a_listener_that_fails_is_heard_of_and_ranks_are_watched_all_the_same(make_cluster: MakeCluster) -> None:
+    def on_event(_rank: int, _event: object) -> None:
+        raise ValueError("nobody expected this")
+
+    with pytest.raises(ValueError, match="nobody expected this"):
+        run_ranks("rank_entries:describe", {}, make_cluster([0.5, 1.5]), on_event=on_event, use_cgroups=False)
+
+
         "try: run_ranks('rank_entries:' + sys.argv[2], None, Cluster.model_validate_json(sys.argv[1]),\n"
         "               on_event=lambda rank, pid: print(pid, flush=True))\n"
         "except InterruptedRunError as error: sys.exit(error.exit_code)\n"
