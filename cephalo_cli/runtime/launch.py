@@ -164,8 +164,8 @@ def _run_here(
     """Be one of an outer launcher's ranks."""
     if holds_signals:
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
-    from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415 - loads torch
     hush_torch()
+    from torch._C._distributed_c10d import PrefixStore  # noqa: PLC0415 - loads torch
 
     from cephalo_cli.runtime.meeting import meet  # noqa: PLC0415 - loads torch
     from cephalo_cli.runtime.process import rank_process  # noqa: PLC0415 - loads torch
