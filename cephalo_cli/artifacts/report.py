@@ -146,5 +146,7 @@ class Report(Envelope):
     """Each training step (measured)."""
     numerics: Annotated[dict[str, str], Field(default_factory=dict)]
     """Dtypes in force: compute, master, gradient, reduction, optimizer (measured)."""
+    collectives: str | None = None
+    """How bytes travelled between ranks: algorithm and backend (measured, engine cephalo)."""
     emulation: Literal["cgroup", "cooperative"] | None = None
     """How emulated devices were held to their speed."""

@@ -88,6 +88,8 @@ class StepEngine(Protocol):
     """What was received so far; None where it is not known."""
     scale: LossScale
     """Scale of the loss."""
+    algorithm: str | None
+    """How bytes travel between ranks; None where none do, and in PyTorch's own engines."""
 
     def run_step(self, batch: Sequence[Microbatch], *, num_tokens: int, step: int) -> tuple[StepNumbers, StepTimes]:
         """Run one step on this rank's microbatches, which are on its device.
@@ -155,6 +157,8 @@ class CephaloEngine:
             timeout=context.timeout,
             observer=self.traffic.add,
         )
+        way = "all-reduce" if self._replicated else "direct"
+        self.algorithm = f"{way} over {self.collectives.backend}" if context.world_size > 1 else None
         self.units = [self._make_unit(setting, index) for index in range(len(stages.units))]
         for unit in self.units if initialise else ():
             unit.initialise(setting.seed, pretrained)
@@ -182,7 +186,7 @@ class CephaloEngine:
             scale=self.scale,
             on_nonfinite=setting.options.on_nonfinite,
             updates_early=updates_early,
-            make_room=self._room(mine.memory, context.device),
+            make_room=_room(mine.memory, context.device),
             hooks=setting.hooks,
         )
 
@@ -258,14 +262,6 @@ class CephaloEngine:
         for unit in self.units:
             unit.refresh()
 
-    def _room(self, planned: Memory, device: torch.device) -> Callable[[], None]:
-        """What keeps a CPU process below its limit: between two calls a unit, its gradient and a microbatch come."""
-        if device.type != "cpu":
-            return lambda: None
-        largest = max(unit.layout.num_elements for unit in self.units)
-        of_unit = largest * (self._dtypes.compute.itemsize + self._dtypes.state.itemsize)
-        return HeapRoom(planned.limit_bytes, planned.working_bytes + of_unit).make
-
     def _make_unit(self, setting: EngineSetting, index: int) -> ShardedUnit:
         unit = model_units(setting.plan.model)[index]
         return ShardedUnit(
@@ -277,4 +273,13 @@ class CephaloEngine:
             dtypes=self._dtypes,
             device=setting.context.device,
             frozen_ranges=self._layouts[f"{unit.name}.frozen"].ranges if unit.num_frozen else (),
+            keeps_gradient=not setting.options.optimizer_in_backward,
         )
+
+
+def _room(planned: Memory, device: torch.device) -> Callable[[int], None]:
+    """What keeps a CPU process below its limit, see `StepInterpreter`."""
+    if device.type != "cpu":
+        return lambda _: None
+    room = HeapRoom(planned.limit_bytes)
+    return lambda coming_bytes: room.make(planned.working_bytes + coming_bytes)

@@ -69,6 +69,7 @@ class TorchEngine:
         self._setting = setting
         self._state_dtype, self._compute_dtype = setting.dtypes.state, setting.dtypes.compute
         self.traffic: Traffic | None = None
+        self.algorithm: str | None = None
         self.scale = LossScale(is_dynamic=False)
         num_recomputed = plan.ranks[context.rank].num_recomputed(plan.model.num_layers)
         if setting.options.even_split:

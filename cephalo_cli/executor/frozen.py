@@ -50,7 +50,7 @@ class FrozenPart:
         self.master = torch.zeros(len(self.own), dtype=stored, device=device)
         self._is_alias = keeps_all and compute == stored
         self.full = self.master if self._is_alias else torch.empty(layout.num_elements, dtype=compute, device=device)
-        self._num_bytes = self.full.untyped_storage().nbytes()
+        self.whole_bytes = self.full.untyped_storage().nbytes()
         place_parameters(module, layout, self.full, trained=False)
         if not keeps_all:
             self._empty()
@@ -66,7 +66,7 @@ class FrozenPart:
         """Start gathering the whole."""
         if self._keeps_all:
             return
-        self.full.untyped_storage().resize_(self._num_bytes)
+        self.full.untyped_storage().resize_(self.whole_bytes)
         self.full.data[self.own.start : self.own.stop].copy_(self.master)
         self._pending = collectives.all_gather(self.name, self.full.data)
 

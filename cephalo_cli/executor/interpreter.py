@@ -72,7 +72,7 @@ class StepInterpreter:
         scale: Scale of the loss.
         on_nonfinite: What to do with a step that is not finite.
         updates_early: Whether a unit is updated as soon as its gradient is reduced, instead of all at the end.
-        make_room: Called before memory is taken for a unit or for compute.
+        make_room: Called before every piece of compute with the bytes that arriving units and gradients may take.
         hooks: What to call on the way.
     """
 
@@ -89,7 +89,7 @@ class StepInterpreter:
         scale: LossScale,
         on_nonfinite: Literal["stop", "skip"],
         updates_early: bool,
-        make_room: Callable[[], None],
+        make_room: Callable[[int], None],
         hooks: Hooks,
     ) -> None:
         self._records = records
@@ -235,10 +235,18 @@ class StepInterpreter:
                 flows.append(self._copy_flows.pop(key))
                 self._journal.stood_still("copy in", start, flows[-1])
         start = self._journal.mark()
-        self._make_room()
+        self._make_room(self._coming_bytes(record))
         with self._hooks.throttle():
             work()
         self._journal.worked(record, start, tuple(flows))
+
+    def _coming_bytes(self, record: Record) -> int:
+        """Memory that units on their way take while a record runs, and gradients that its backward is the first of."""
+        coming = sum(self._units[index].whole_bytes for index in self._gather_flows)
+        if record.op is Op.BACKWARD:
+            needed = self._with_borrowed(self._unit(record))
+            coming += sum(unit.gradient_bytes for unit in needed if unit.full_grad is None)
+        return coming
 
     def _optimizer_step(self, record: Record, step: _Step) -> None:
         flows = self._finish_reductions()
@@ -273,7 +281,6 @@ class StepInterpreter:
         unit = self._unit(record)
         if self._collectives.world_size > 1:
             self._gather_flows[unit.unit.index] = self._journal.started(record)
-            self._make_room()
         unit.unshard(self._collectives)
 
     def _wait_whole(self, unit: ShardedUnit) -> list[int]:

@@ -12,6 +12,10 @@ Note: gradients
     needs. In float32 and float64 the parameters' ``.grad`` are views of it, so autograd accumulates microbatches in
     place. In lower precision each microbatch's gradients are added to it: the sum is float32 whatever computes.
 
+Note: the shard's gradient
+    It is there all the time, or, where each unit is updated as soon as its gradient is reduced, from the start of the
+    reduction (on a rank that keeps everything: from the first backward) until the update.
+
 Note: a rank that keeps everything
     One rank alone, or any rank of a replicated plan, needs no second copy: where the dtypes agree the whole unit *is*
     the shard, and the full gradient is the shard's gradient.
@@ -65,6 +69,7 @@ class ShardedUnit:
         dtypes: Compute and state dtype.
         device: Where everything lives.
         frozen_ranges: Each rank's range of the frozen parameters' flat buffer, where there are any.
+        keeps_gradient: Whether the shard's gradient is there all the time.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class ShardedUnit:
         dtypes: Dtypes,
         device: torch.device,
         frozen_ranges: Sequence[Range] = (),
+        keeps_gradient: bool = True,
     ) -> None:
         self.unit = unit
         self._model = model
@@ -93,7 +99,8 @@ class ShardedUnit:
         self._dtypes = dtypes
         self._pending: Pending | None = None
         self.master = torch.zeros(len(self.own), dtype=dtypes.state, device=device)
-        self.grad = torch.zeros_like(self.master)
+        self._keeps_gradient = keeps_gradient
+        self._grad = torch.zeros_like(self.master) if keeps_gradient else None
         self.full_grad: torch.Tensor | None = None
         self._is_alias = len(self.own) == size and dtypes.compute == dtypes.state
         self._full = self.master if self._is_alias else torch.empty(size, dtype=dtypes.compute, device=device)
@@ -114,6 +121,23 @@ class ShardedUnit:
         self.parameters = dict(self.module.named_parameters())
         if not self._keeps_all:
             self._empty()
+
+    @property
+    def grad(self) -> torch.Tensor:
+        """The shard's gradient, made when it is not there."""
+        if self._grad is None:
+            self._grad = torch.zeros_like(self.master)
+        return self._grad
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of the whole unit, as gathered."""
+        return self._num_bytes + (0 if self.frozen is None else self.frozen.whole_bytes)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the whole gradient."""
+        return self.layout.num_elements * self.grad.itemsize
 
     @torch.no_grad()
     def initialise(self, seed: int, pretrained: Pretrained | None = None) -> None:
@@ -185,7 +209,7 @@ class ShardedUnit:
         if self._keeps_all:
             self.full_grad = self.grad.zero_()
         else:
-            self.full_grad = torch.zeros(self.layout.num_elements, dtype=self.grad.dtype, device=self.grad.device)
+            self.full_grad = torch.zeros(self.layout.num_elements, dtype=self.master.dtype, device=self.master.device)
         if self._dtypes.compute == self._dtypes.state:
             for slot in self.layout.slots:
                 self.parameters[slot.name].grad = slot.view(self.full_grad)
@@ -221,6 +245,11 @@ class ShardedUnit:
     def release_gradient(self) -> None:
         """Free the full gradient."""
         self.full_grad = None
+
+    def release_shard_gradient(self) -> None:
+        """Free the shard's gradient, unless it is there all the time."""
+        if not self._keeps_gradient:
+            self._grad = None
 
     def _is_trained(self, name: str) -> bool:
         return not is_frozen(self._model, f"{self.unit.name}.{name}")

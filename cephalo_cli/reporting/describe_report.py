@@ -37,6 +37,8 @@ def describe_report(report: Report) -> list[Part]:
         Fact(key="step_s", label="step", value=report.step_s, kind="seconds", more=off),
         Fact(key="samples_per_s", label="throughput", value=throughput(report.samples_per_s, report.tokens_per_s)),
     ]
+    if report.collectives is not None:
+        facts.append(Fact(key="collectives", label="collectives", value=report.collectives))
     if report.changes:
         facts.insert(0, Fact(key="changes", label="changed", value=list(report.changes)))
     if report.model_flops_utilization is not None and report.hardware_flops_utilization is not None:

@@ -197,6 +197,12 @@ class ShardedCollectives:
         self._observe("all_reduce", name, moved * full_grad.element_size())
         return self._in_background(functools.partial(dist.all_reduce, full_grad, group=self._reductions))
 
+    @property
+    def backend(self) -> str:
+        """What carries the bytes: gloo, nccl, ..."""
+        by_device = (part.split(":") for part in dist.get_backend_config(self._gathers).split(","))
+        return dict(by_device)[self._device.type]
+
     def close(self) -> None:
         """End the reduction thread; collectives in flight are finished first."""
         if self._thread is not None:

@@ -120,18 +120,23 @@ class HeapRoom:
 
     Args:
         limit_bytes: What this process should not occupy more than.
-        growth_bytes: The most it comes to occupy from one call to the next.
     """
 
-    def __init__(self, limit_bytes: int, growth_bytes: int) -> None:
-        self._most_bytes = limit_bytes - growth_bytes - WORTH_A_SEARCH_BYTES
+    def __init__(self, limit_bytes: int) -> None:
+        self._most_bytes = limit_bytes - WORTH_A_SEARCH_BYTES
+        self._least_bytes = 0
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
-    def make(self) -> None:
-        """Give the heap's gaps back if the process could outgrow its limit before the next call."""
-        if self._occupied_bytes() > self._most_bytes:
+    def make(self, growth_bytes: int) -> None:
+        """Give the heap's gaps back if the process could outgrow its limit before the next call.
+
+        Args:
+            growth_bytes: The most it comes to occupy until then.
+        """
+        occupied_bytes = self._occupied_bytes()
+        if occupied_bytes > max(self._least_bytes, self._most_bytes - growth_bytes):
             _give_gaps_back()
-            self._most_bytes = max(self._most_bytes, self._occupied_bytes() + WORTH_A_SEARCH_BYTES)
+            self._least_bytes = self._occupied_bytes() + WORTH_A_SEARCH_BYTES
 
     def _occupied_bytes(self) -> int:
         try:

@@ -58,6 +58,7 @@ def test_training_on_emulated_devices_reports_every_rank(tmp_path: Path) -> None
     assert report.numerics == dict.fromkeys(
         ("compute", "gather", "master", "gradient", "reduction", "optimizer"), "float32"
     )
+    assert report.collectives == "direct over gloo"
     assert [rank.num_samples for rank in report.ranks] == [5, 1]
     for rank in report.ranks:
         assert rank.forward_s is not None

@@ -23,7 +23,7 @@ def test_gaps_are_given_back_before_the_limit_is_reached() -> None:
     trim_heap()
     kept = heap_with_gaps()
     before = anonymous_bytes()
-    HeapRoom(before + PIECE_BYTES, growth_bytes=GAPS_BYTES).make()
+    HeapRoom(before + PIECE_BYTES).make(GAPS_BYTES)
     assert before - anonymous_bytes() > GAPS_BYTES // 2
     assert set(kept[-1]) == {ord("x")}
 
@@ -32,20 +32,20 @@ def test_gaps_are_kept_where_there_is_room() -> None:
     trim_heap()
     kept = heap_with_gaps()
     before = anonymous_bytes()
-    HeapRoom(before + 2 * GAPS_BYTES, growth_bytes=GAPS_BYTES).make()
+    HeapRoom(before + 2 * GAPS_BYTES).make(GAPS_BYTES)
     assert abs(before - anonymous_bytes()) < GAPS_BYTES // 8
     assert len(kept) == NUM_PIECES // 2
 
 
 def test_a_search_is_worth_it_only_when_much_was_occupied_since_the_last() -> None:
-    room = HeapRoom(1, growth_bytes=0)
-    room.make()
+    room = HeapRoom(1)
+    room.make(0)
     kept = heap_with_gaps(NUM_SMALL)
     before = anonymous_bytes()
-    room.make()
+    room.make(0)
     assert before - anonymous_bytes() < PIECE_BYTES * NUM_SMALL // 8
     kept += heap_with_gaps()
     before = anonymous_bytes()
-    room.make()
+    room.make(0)
     assert before - anonymous_bytes() > GAPS_BYTES // 2
     assert len(kept) == (NUM_SMALL + NUM_PIECES) // 2
