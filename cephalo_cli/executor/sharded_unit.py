@@ -137,7 +137,7 @@ class ShardedUnit:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the whole gradient."""
-        return self.layout.num_elements * self.grad.itemsize
+        return self.layout.num_elements * self.master.itemsize
 
     @torch.no_grad()
     def initialise(self, seed: int, pretrained: Pretrained | None = None) -> None:
