@@ -4,6 +4,7 @@ Each file is read once, when it is first asked for. Every number in it has its s
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
@@ -16,9 +17,23 @@ from cephalo_cli.artifacts.cluster import Backend
 from cephalo_cli.artifacts.faults import nearest
 from cephalo_cli.errors import ArtifactError
 
-__all__ = ["DeviceRecord", "ModelRecord", "Pcie", "device_records", "find", "model_records", "normal", "pcie_rates"]
+__all__ = [
+    "DeviceRecord",
+    "ModelRecord",
+    "Pcie",
+    "bare",
+    "device_records",
+    "find",
+    "model_records",
+    "named_device",
+    "normal",
+    "pcie_rates",
+]
 
 R = TypeVar("R")
+_UNSAID = frozenset(
+    ("nvidia", "geforce", "tesla", "quadro", "amd", "instinct", "radeon", "intel", "generation", "hbm3")
+)
 
 
 class Pcie(Value):
@@ -97,6 +112,15 @@ def normal(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
+def bare(name: str) -> str:
+    """Bring a device's name to letters and digits, without its maker and family: as drivers and people write it.
+
+    ``NVIDIA GeForce RTX 4090`` and ``rtx4090`` are one, as are ``Tesla V100-SXM2-16GB`` and ``v100-sxm2-16gb``.
+    """
+    words = re.findall(r"[a-z0-9.]+", name.lower())
+    return "".join(word for word in words if word not in _UNSAID)
+
+
 def find(name: str, records: Mapping[str, R], aliases: Callable[[R], Iterable[str]], *, what: str, where: str) -> str:
     """Find the key of an entry by its id or an alias.
 
@@ -116,6 +140,12 @@ def find(name: str, records: Mapping[str, R], aliases: Callable[[R], Iterable[st
         return names[wanted]
     hint = nearest(wanted, names) or f"cephalo catalog {what}s lists them"
     raise ArtifactError(f"the catalog has no {what} {name!r}", where=where, hint=hint)
+
+
+def named_device(name: str) -> str | None:
+    """Return the id of the device type that a name means, to the letter or as `bare`; None where it means none."""
+    names = {other: key for key, record in device_records().items() for other in (key, *record.aliases)}
+    return names.get(normal(name)) or {bare(other): key for other, key in names.items()}.get(bare(name))
 
 
 def _document(name: str) -> Any:

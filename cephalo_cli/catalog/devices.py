@@ -3,7 +3,7 @@
 import re
 
 from cephalo_cli.artifacts.cluster import Cluster, DeviceType, Link, Node
-from cephalo_cli.catalog.data import DeviceRecord, Pcie, device_records, find, normal, pcie_rates
+from cephalo_cli.catalog.data import DeviceRecord, Pcie, device_records, find, named_device, pcie_rates
 from cephalo_cli.errors import ArtifactError, UsageError
 
 __all__ = ["cluster_from_gpus", "device", "device_record", "resolve_cluster"]
@@ -91,7 +91,7 @@ def _refuse_times(text: str) -> None:
     """Refuse ``2x3090`` and ``3090x2``, which many write, with the form that is read."""
     match = _TIMES.fullmatch(text.strip())
     name, count = (match[2] or match[3], match[1] or match[4]) if match else ("", "")
-    if match and normal(name) in {other for key, each in device_records().items() for other in (key, *each.aliases)}:
+    if match and named_device(name) is not None:
         raise UsageError(f"{text.strip()!r} is not a device with a count", where="--gpus", hint=f"write {name}:{count}")
 
 
@@ -119,7 +119,7 @@ def _filled(given: DeviceType, where: str) -> DeviceType:
 
 
 def _find(name: str, where: str) -> str:
-    return find(name, device_records(), lambda record: record.aliases, what="device", where=where)
+    return named_device(name) or find(name, device_records(), lambda record: record.aliases, what="device", where=where)
 
 
 def _pcie_rate(pcie: Pcie) -> float:

@@ -6,7 +6,16 @@ from typing import Literal, TypeAlias
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.catalog import device, model
 from cephalo_cli.catalog.coefficients import coefficients
-from cephalo_cli.catalog.data import DeviceRecord, ModelRecord, device_records, find, model_records, normal, pcie_rates
+from cephalo_cli.catalog.data import (
+    DeviceRecord,
+    ModelRecord,
+    device_records,
+    find,
+    model_records,
+    named_device,
+    normal,
+    pcie_rates,
+)
 from cephalo_cli.catalog.models import model_in_tables
 from cephalo_cli.reporting.describe_inputs import describe_model
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Kind, Part, Sheet, Value, shown
@@ -21,12 +30,11 @@ SHOWN_DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
 def catalog_entry(kind: CatalogKind, name: str) -> str | None:
     """Return the id of the entry that ``--gpus`` or ``--model`` take this name for, else None."""
-    records = _records(kind)
-    in_tables = model_in_tables(name) if kind == "models" else None
-    if in_tables is not None:
-        return in_tables
+    if kind == "devices":
+        return named_device(name)
     wanted = normal(name)
-    return next((key for key, record in records.items() if wanted in (key, *record.aliases)), None)
+    known = (key for key, record in model_records().items() if wanted in (key, *record.aliases))
+    return model_in_tables(name) or next(known, None)
 
 
 def catalog_list(kind: CatalogKind, word: str | None = None) -> Sheet:

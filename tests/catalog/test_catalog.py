@@ -8,7 +8,7 @@ import pytest
 from cephalo_cli import catalog
 from cephalo_cli.artifacts import Cluster, store
 from cephalo_cli.artifacts.cluster import DeviceType, Node
-from cephalo_cli.catalog.data import device_records, model_records, normal
+from cephalo_cli.catalog.data import bare, device_records, model_records, normal
 from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.units import model_units, num_parameters
 
@@ -40,6 +40,13 @@ def test_no_name_means_two_things(records: dict[str, object]) -> None:
     names = [name for key, record in records.items() for name in (key, *record.aliases)]  # type: ignore[attr-defined]
     assert len(names) == len(set(names))
     assert all(name == normal(name) for name in names)
+
+
+def test_names_of_drivers_mean_one_device() -> None:
+    meant: dict[str, str] = {}
+    for key, record in device_records().items():
+        for name in (key, *record.aliases):
+            assert meant.setdefault(bare(name), key) == key, name
 
 
 def test_sixteen_bit_rates_exceed_nothing_a_chip_can_do() -> None:
@@ -74,7 +81,25 @@ def test_the_published_shapes_are_the_catalogs() -> None:
         assert (model.num_heads, model.ffn_size) == (int(row["num_heads"]), int(row["ffn_size"]))
 
 
-@pytest.mark.parametrize(("name", "key"), [("3090", "rtx-3090"), ("RTX_3090", "rtx-3090"), ("A100 80GB", "a100-80gb")])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("3090", "rtx-3090"),
+        ("RTX_3090", "rtx-3090"),
+        ("A100 80GB", "a100-80gb"),
+        ("rtx4090", "rtx-4090"),
+        ("RTX 3090Ti", "rtx-3090-ti"),
+        # As drivers call them.
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("Tesla T4", "t4"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
 def test_devices_are_found_however_they_are_spelt(name: str, key: str) -> None:
     assert catalog.device(name).catalog == key
 
