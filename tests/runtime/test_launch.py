@@ -74,13 +74,6 @@ def test_without_control_groups_devices_hold_themselves_back(make_cluster: MakeC
         run_ranks("rank_entries:describe", {"num_elements": 200_000_000}, cluster, use_cgroups=False)
 
 
-@pytest.mark.parametrize(("entry", "num_signals"), [("wait_for_signal", 1), ("ignore_signals", 2)])
-def test_ctrl_c_ends_every_rank_and_a_second_one_does_not_wait(
-    make_cluster: MakeCluster, entry: str, num_signals: int
-) -> None:
-    code = (
-        "import sys; from cephalo_cli.artifacts import Cluster; from cephalo_cli.runtime.launch import run_ranks\n"
-        "from cephalo_cli.errors import InterruptedRunError\n"
 def test_a_listener_that_fails_is_heard_of_and_ranks_are_watched_all_the_same(make_cluster: MakeCluster) -> None:
     def on_event(_rank: int, _event: object) -> None:
         raise ValueError("nobody expected this")
@@ -89,6 +82,13 @@ def test_a_listener_that_fails_is_heard_of_and_ranks_are_watched_all_the_same(ma
         run_ranks("rank_entries:describe", {}, make_cluster([0.5, 1.5]), on_event=on_event, use_cgroups=False)
 
 
+@pytest.mark.parametrize(("entry", "num_signals"), [("wait_for_signal", 1), ("ignore_signals", 2)])
+def test_ctrl_c_ends_every_rank_and_a_second_one_does_not_wait(
+    make_cluster: MakeCluster, entry: str, num_signals: int
+) -> None:
+    code = (
+        "import sys; from cephalo_cli.artifacts import Cluster; from cephalo_cli.runtime.launch import run_ranks\n"
+        "from cephalo_cli.errors import InterruptedRunError\n"
         "try: run_ranks('rank_entries:' + sys.argv[2], None, Cluster.model_validate_json(sys.argv[1]),\n"
         "               on_event=lambda rank, pid: print(pid, flush=True))\n"
         "except InterruptedRunError as error: sys.exit(error.exit_code)\n"
