@@ -136,8 +136,9 @@ class ShardedUnit:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the whole gradient."""
-        return self.layout.num_elements * self.master.itemsize
+        """Bytes that the whole gradient takes when it is made; where it is the shard's, that may be there already."""
+        is_there = self._keeps_all and self._grad is not None
+        return 0 if is_there else self.layout.num_elements * self.master.itemsize
 
     @torch.no_grad()
     def initialise(self, seed: int, pretrained: Pretrained | None = None) -> None:
