@@ -32,8 +32,7 @@ def plan_for_present(
     from cephalo_cli.artifacts.store import dumps, loads
     from cephalo_cli.planner import make_plan
     from cephalo_cli.planner.variants import with_nodes
-    from cephalo_cli.runtime.launch import hush_torch
-    from cephalo_cli.runtime.worker import HELD_SIGNALS
+    from cephalo_cli.runtime.worker import HELD_SIGNALS, hush_torch
 
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)  # before torch starts threads, which would hear them
     hush_torch()

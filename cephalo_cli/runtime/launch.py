@@ -18,12 +18,12 @@ from cephalo_cli.runtime.cgroup import DeviceCgroup, find_home
 from cephalo_cli.runtime.memory_limit import MemoryLimitError
 from cephalo_cli.runtime.places import common_backend, num_threads
 from cephalo_cli.runtime.supervise import raise_reason, supervise
-from cephalo_cli.runtime.worker import HELD_SIGNALS, as_user_error, call_entry
+from cephalo_cli.runtime.worker import HELD_SIGNALS, as_user_error, call_entry, hush_torch
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["RankEnvironment", "external_launcher", "hush_torch", "run_ranks"]
+__all__ = ["RankEnvironment", "external_launcher", "run_ranks"]
 
 MOST_RANKS = 1_000_000
 MOST_PORTS = 65535
@@ -63,14 +63,6 @@ def external_launcher(environ: Mapping[str, str]) -> RankEnvironment | None:
     world_size = _number(environ, "WORLD_SIZE", 1, MOST_RANKS)
     _number(environ, "MASTER_PORT", 1, MOST_PORTS)
     return RankEnvironment(rank=_number(environ, "RANK", 0, world_size - 1), world_size=world_size)
-
-
-def hush_torch() -> None:
-    """Keep torch's native log to fatal errors, unless the user chose otherwise; must come before torch is loaded.
-
-    It tells of every lost connection with a stack, and we say in a line what happened.
-    """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
 def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int:

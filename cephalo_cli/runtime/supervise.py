@@ -37,10 +37,11 @@ GRACE_S = 60
 POLL_S = 0.1
 """How often ranks are looked at."""
 BOOTSTRAP = (
+    "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}); "
     "import json, pathlib, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from cephalo_cli.runtime import worker; worker.main(pathlib.Path(sys.argv[2]))"
 )
-"""What a rank's interpreter runs: it finds modules where this process does."""
+"""What a rank's interpreter runs: it finds modules where this process does. Signals wait until it can say something."""
 
 
 @dataclass(kw_only=True)

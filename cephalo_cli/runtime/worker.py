@@ -1,7 +1,8 @@
 """What a local rank's process runs: join the control group, become a rank, run the entry, report.
 
-The process is started with the path of the job's folder (see `cephalo_cli.runtime.launch`). torch is loaded only
-after the process has joined its control group, so that all its memory counts.
+The process is started with the path of the job's folder (see `cephalo_cli.runtime.launch`), and with the signals held
+back that end a job, so that it can say that it heard one. torch is loaded only after the process has joined its
+control group, so that all its memory counts.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from cephalo_cli.runtime.cgroup import DeviceCgroup
 from cephalo_cli.runtime.memory_limit import MemoryLimitError
 from cephalo_cli.runtime.peers import PeerLostError, is_peer_loss
 
-__all__ = ["HELD_SIGNALS", "RankReport", "as_user_error", "call_entry", "main", "read_report"]
+__all__ = ["HELD_SIGNALS", "RankReport", "as_user_error", "call_entry", "hush_torch", "main", "read_report"]
 
 HELD_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 """Signals that end a job, and wait, where the entry wants it, until the entry is ready to hear them."""
@@ -49,10 +50,9 @@ def main(job: Path) -> None:
     content = json.loads((job / "job.json").read_text())
     rank = int(os.environ["RANK"])
     _end_with_parent(content["parent_pid"])
-    if content["holds_signals"]:
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
     (job / f"pid-{rank}").write_text(str(os.getpid()))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    hush_torch()
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(content["num_threads"][rank])
@@ -64,6 +64,14 @@ def main(job: Path) -> None:
     sys.stderr.flush()
     # An interrupted rank has done what it should. Threads that wait for lost ranks must not keep the process.
     os._exit(0 if report.error is None or isinstance(report.error, InterruptedRunError) else report.error.exit_code)
+
+
+def hush_torch() -> None:
+    """Keep torch's native log to fatal errors, unless the user chose otherwise; must come before torch is loaded.
+
+    It tells of every lost connection with a stack, and we say in a line what happened.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
 def read_report(job: Path, rank: int) -> RankReport | None:
@@ -84,6 +92,8 @@ def call_entry(entry: str, context: object, arguments: object) -> object:
 
 def _run(job: Path, rank: int, content: dict[str, Any]) -> RankReport:
     """Be a rank. The report is written before the process group is left, which the other ranks notice at once."""
+    if not content["holds_signals"]:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
     cgroup = None
     if content["cgroups"][rank] is not None:
         cgroup = DeviceCgroup.from_json(content["cgroups"][rank])

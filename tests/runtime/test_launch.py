@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import socket
@@ -105,6 +106,47 @@ def test_ctrl_c_ends_every_rank_and_a_second_one_does_not_wait(
             time.sleep(1.0)
         assert parent.wait(30) == 130
     assert not any(map(alive, pids))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_c_while_ranks_start_leaves_no_traceback(make_cluster: MakeCluster) -> None:
+    code = (
+        "import sys; from cephalo_cli.artifacts import Cluster; from cephalo_cli.runtime.launch import run_ranks\n"
+        "from cephalo_cli.errors import InterruptedRunError\n"
+        "try: run_ranks('rank_entries:wait_for_signal', None, Cluster.model_validate_json(sys.argv[1]))\n"
+        "except InterruptedRunError as error: sys.exit(error.exit_code)\n"
+    )
+    cluster = make_cluster([None, None]).model_dump_json(exclude_none=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, cluster], stderr=subprocess.PIPE, text=True, env=_environ()
+    ) as parent:
+        assert parent.stderr is not None
+        while sum(map(holds_back_ctrl_c, children(parent.pid))) < 2:
+            assert parent.poll() is None
+            time.sleep(0.001)
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(60) == 130
+        assert not parent.stderr.read()
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    found: list[int] = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def holds_back_ctrl_c(pid: int) -> bool:
+    """Whether a process has blocked SIGINT; False where it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    blocked = next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk"))
+    return bool(blocked >> (signal.SIGINT - 1) & 1)
 
 
 def test_under_an_outer_launcher_each_process_is_one_rank(make_cluster: MakeCluster) -> None:

@@ -23,7 +23,8 @@ PATIENCE_S = 60.0
 MEET_IN_VAIN = """
 import os, signal
 from cephalo_cli.errors import CephaloError
-from cephalo_cli.runtime.launch import RankEnvironment, hush_torch
+from cephalo_cli.runtime.launch import RankEnvironment
+from cephalo_cli.runtime.worker import hush_torch
 hush_torch()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 from cephalo_cli.runtime.meeting import meet
