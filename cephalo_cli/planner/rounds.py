@@ -87,7 +87,7 @@ def make_whale(problem: Problem) -> Decided:
             if batches is not None:
                 yield [_in_rounds(problem, samples, rounds) for samples in batches]
 
-    return _best(way, {mode: plans(mode) for mode in _common_modes(problem)})
+    return _best(way, {mode: plans(mode) for mode in _common_modes(problem)}, peaks)
 
 
 def _peak_flops(name: str, device: DeviceType, dtype: DType) -> float | None:
@@ -214,7 +214,8 @@ def _decided(way: _Way, mode: Mode, sizes: Sizes) -> Decided:
     )
 
 
-def _best(way: _Way, plans: Mapping[Mode, Iterable[Sizes]]) -> Decided:
+def _best(way: _Way, plans: Mapping[Mode, Iterable[Sizes]], weights: Sequence[float] | None = None) -> Decided:
+    """The quickest plan that fits; where none does one that is as frugal as can be, its batch split by the weights."""
     best: Decided | None = None
     for mode, sizes_of_mode in plans.items():
         fitting = (sizes for sizes in sizes_of_mode if _all_fit(way, mode, sizes))
@@ -226,7 +227,7 @@ def _best(way: _Way, plans: Mapping[Mode, Iterable[Sizes]]) -> Decided:
         return best
     problem = way.problem
     frugal = _common_modes(problem)[-1:] or [problem.groups[0].modes[-1]]
-    batches = largest_remainder([1.0] * problem.num_ranks, problem.batch_size)
+    batches = largest_remainder(weights or [1.0] * problem.num_ranks, problem.batch_size)
     size = problem.settings.microbatch_size or -(-max(batches) // MOST_ROUNDS)
     return _decided(way, frugal[0], [uniform_sizes(samples, size) for samples in batches])
 
