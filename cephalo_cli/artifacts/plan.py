@@ -177,6 +177,9 @@ class PlanSettings(Value):
     without; AdamW's when absent."""
     keep_unsharded: NonNegativeInt | Literal["auto"] | None = None
     """How many blocks stay unsharded between their phases, or auto: the planner's choice; none when absent."""
+    optimizer_in_backward: bool | None = None
+    """Whether a unit is updated as soon as its gradient is reduced, so that no rank holds the gradients of its whole
+    shard; all are updated at the end when absent."""
 
 
 class Plan(Basis):

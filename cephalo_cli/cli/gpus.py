@@ -16,15 +16,18 @@ PREFERRED: tuple[Dtype, ...] = ("bfloat16", "float16", "float32")
 """Half the bytes and, on most devices, many times the rate of float32; bfloat16 needs no loss scaling."""
 _MORE_CARDS = re.compile(r"(one|\d+) more (\S+) fits?")
 _OPTIONS = re.compile(r"(--.+) fits")
+_EACH_OPTION = re.compile(r" (?=--)")
 
 
-def common_dtype(cluster: "Cluster") -> Dtype:
+def common_dtype(cluster: "Cluster", *, scales_loss: bool = True) -> Dtype:
     """Choose the dtype to compute in: the first of `PREFERRED` that every device runs.
 
-    Where there is none, bfloat16, which the estimate then refuses by the name of the device that cannot.
+    Not float16 where training cannot scale the loss. Where there is none, bfloat16, which the estimate then refuses by
+    the name of the device that cannot.
     """
     peaks = [device.peak_flops for device in cluster.device_types.values() if device.peak_flops is not None]
-    return next((dtype for dtype in PREFERRED if all(dtype in each for each in peaks)), PREFERRED[0])
+    allowed = [dtype for dtype in PREFERRED if scales_loss or dtype != "float16"]
+    return next((dtype for dtype in allowed if all(dtype in each for each in peaks)), PREFERRED[0])
 
 
 def fitting_command(repair: str, gpus: str, options: Mapping[str, str | None]) -> str | None:
@@ -33,7 +36,7 @@ def fitting_command(repair: str, gpus: str, options: Mapping[str, str | None]) -
     Args:
         repair: Such as ``one more p40 fits`` or ``--batch-size 12 fits``.
         gpus: The devices as they were given.
-        options: The command's other options with their values, None where they were not given.
+        options: The command's other options with their values, None where they were not given, empty for switches.
 
     Returns:
         The command, or None where the repair is no change of the command line.
@@ -43,11 +46,12 @@ def fitting_command(repair: str, gpus: str, options: Mapping[str, str | None]) -
     if cards is not None:
         changed["--gpus"] = _with_more(gpus, cards[2], 1 if cards[1] == "one" else int(cards[1]))
     elif words is not None:
-        given = words[1].split()
-        changed |= dict(zip(given[::2], given[1::2], strict=True))
+        changed |= {
+            option: value for option, _, value in (each.partition(" ") for each in _EACH_OPTION.split(words[1]))
+        }
     else:
         return None
-    given = [word for option, value in changed.items() if value is not None for word in (option, value)]
+    given = [word for option, value in changed.items() if value is not None for word in (option, value) if word]
     return shlex.join(["cephalo", "plan", *given])
 
 

@@ -24,6 +24,8 @@ def training_commands(plan: "Plan", path: str, *, output: str | None = None) -> 
     train = f"cephalo train {shlex.quote(path)} --data {'IMAGES' if needs_images else 'python-stdlib'} --steps 20"
     if plan.model.own is not None:
         train += f" --model {plan.model.own.source}"
+    if plan.settings.optimizer_in_backward:
+        train += " --optimizer-in-backward --clip 0"
     if output is not None:
         train += f" -o {shlex.quote(output)}"
     if needs_images:

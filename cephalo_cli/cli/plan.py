@@ -101,6 +101,13 @@ def command(
         Optimizer, typer.Option(help="Whose moments must fit: two numbers a parameter for adamw, none for sgd.")
     ] = "adamw",
     momentum: Annotated[float, typer.Option(help="With --optimizer sgd: above 0, one number a parameter.")] = 0.0,
+    optimizer_in_backward: Annotated[
+        bool,
+        typer.Option(
+            "--optimizer-in-backward",
+            help="Plan for train --optimizer-in-backward, which holds gradients of one unit instead of all.",
+        ),
+    ] = False,
     time_limit: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Return the best plan found by then, with its gap; 30 for auto and max."),
@@ -154,6 +161,7 @@ def command(
         microbatch_size=microbatch_size,
         optimizer=optimizer,
         momentum=momentum,
+        optimizer_in_backward=optimizer_in_backward,
         time_limit=time_limit,
         explain=explain,
     ).answer(out, force=force)

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from cephalo_cli.cli.gpus import common_dtype, fitting_command
@@ -70,6 +70,7 @@ class Question:
     microbatch_size: int | None
     optimizer: Optimizer
     momentum: float
+    optimizer_in_backward: bool
     time_limit: float | None
     explain: bool
 
@@ -207,6 +208,7 @@ class Question:
             keep_unsharded=self._keep_unsharded(),
             microbatch_size=self.microbatch_size,
             optimizer=self._optimizer(),
+            optimizer_in_backward=self.optimizer_in_backward or None,
         )
 
     def _basis(self, out: "Output") -> "tuple[Basis, tuple[InputFile, ...]]":
@@ -226,7 +228,7 @@ class Question:
         shape, inputs = load_model(self.model or "")
         shape = with_adapters(shape, self.lora)
         check_length(shape, self.seq_len)
-        dtype = self.dtype or common_dtype(cluster)
+        dtype = self.dtype or common_dtype(cluster, scales_loss=not self.optimizer_in_backward)
         if self.dtype is None:
             out.note(f"computed in {dtype}, which all these devices run; --dtype names another")
         return estimate_profile(cluster, shape, seq_len=self.seq_len, dtype=dtype), inputs
@@ -238,9 +240,30 @@ class Question:
             yield
         except InfeasibleError as error:
             if self.gpus is not None and error.hint is not None:
+                if not error.hint.startswith("--"):
+                    error.hint = self._wider_repair() or error.hint
                 command = fitting_command(error.hint, self.gpus, self._given())
                 error.hint += "" if command is None else f": {command}"
             raise
+
+    def _wider_repair(self) -> str | None:
+        """The repair of another dtype, where float16 was chosen here: only there are gradients needed all at once."""
+        from cephalo_cli.catalog import cluster_from_gpus
+
+        cluster = cluster_from_gpus(self.gpus or "")
+        chosen = [common_dtype(cluster, scales_loss=scales_loss) for scales_loss in (True, False)]
+        if self.dtype is not None or chosen != ["float16", "float32"]:
+            return None
+        again = replace(self, optimizer_in_backward=True, dtype="float32")
+        batch = 1 if self.batch_size in SEVERAL else self._batch()
+        return "--dtype float32 --optimizer-in-backward fits" if again.fits(batch) else None
+
+    def fits(self, batch: int) -> bool:
+        """Whether some plan of this many samples fits."""
+        from cephalo_cli.cli.output import Output
+        from cephalo_cli.planner.repair import fits
+
+        return fits(self._basis(Output(json=False, quiet=True))[0], self._settings(), batch)
 
     def _given(self) -> "dict[str, str | None]":
         """The options that say what is planned, as they were given."""
@@ -256,6 +279,9 @@ class Question:
             "--offload": None if self.offload == "auto" else self.offload,
             "--keep-unsharded": None if self.keep_unsharded == "off" else self.keep_unsharded,
             "--microbatch-size": None if self.microbatch_size is None else str(self.microbatch_size),
+            "--optimizer": None if self.optimizer == "adamw" else self.optimizer,
+            "--momentum": f"{self.momentum:g}" if self.momentum else None,
+            "--optimizer-in-backward": "" if self.optimizer_in_backward else None,
         }
 
     def _optimizer(self) -> "OptimizerKind | None":

@@ -1,7 +1,8 @@
 """Memory of one rank, every term by name.
 
 state      shards of master weights, gradients and moments: with AdamW 16 bytes a trained parameter, 4 a frozen one
-           (twice that for float64), or 2 where the model says that frozen ones are stored in 16 bits
+           (twice that for float64), or 2 where the model says that frozen ones are stored in 16 bits. Where units are
+           updated as soon as their gradients are reduced, gradients of one unit instead of all (see the note)
 buffers    the largest sum, over the stages of a step, of unsharded parameters (compute dtype) and unsharded gradients
            of trained ones (accumulation dtype, or the schedule's own: the stage's and those still being reduced, in
            microbatch-major order all of them from the first round on, unless every round reduces). A rank that keeps
@@ -10,6 +11,13 @@ buffers    the largest sum, over the stages of a step, of unsharded parameters (
 working    the most live tensors inside one unit for the largest microbatch
 saved      what lives from forward to backward; of blocks that are not recomputed all that autograd keeps
 reserve    runtime context and fragmentation
+
+Note: updates in backward
+    A rank that updates a unit as soon as its gradient is reduced keeps no gradients of its shard but those of the unit
+    being reduced: the reduction before is finished, and its gradient let go of, before the next one starts. So state
+    counts its share of the largest unit's gradients. A rank that keeps everything has no second copy of a gradient, so
+    what it holds are the gradients that are alive together at the fullest stage, as other ranks do in buffers.
+    Source of the idea: Lv et al., LOMO (arXiv 2306.09782).
 
 An imported table's ``working_bytes`` were measured with the buffers inside, so its buffers are only what units add that
 stay unsharded between their phases.
@@ -21,14 +29,14 @@ Note: recomputing some blocks
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.plan import Memory, OptimizerKind, PlanSettings
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile
 from cephalo_cli.costmodel.compute import RankChoice
 from cephalo_cli.costmodel.tables import interpolate
-from cephalo_cli.schedule import StepStages, resharding
+from cephalo_cli.schedule import Stage, StepStages, resharding
 from cephalo_cli.units import DTYPE_BYTES, boundary_bytes
 
 __all__ = [
@@ -38,6 +46,7 @@ __all__ = [
     "gradient_bytes",
     "limit_bytes",
     "num_moments",
+    "planned_state_bytes",
     "rank_memory",
     "saved_bytes",
     "state_bytes",
@@ -61,10 +70,28 @@ def num_moments(optimizer: OptimizerKind | None) -> int:
     return {"adamw": 2, "sgd": 0, "sgd with momentum": 1}[optimizer or "adamw"]
 
 
-def state_bytes(basis: Basis, optimizer: OptimizerKind | None = None) -> int:
-    """Bytes of the whole training state: master, gradient and moments; frozen parameters have only the first."""
+def state_bytes(basis: Basis, optimizer: OptimizerKind | None = None, *, num_gradients: int | None = None) -> int:
+    """Bytes of the whole training state: master, gradient and moments; frozen parameters have only the first.
+
+    Args:
+        basis: Number of parameters and dtype.
+        optimizer: Whose moments.
+        num_gradients: How many gradients there are at once; one for every trained parameter when absent.
+    """
     trained = basis.num_parameters - basis.num_frozen_parameters
-    return weights_bytes(basis) + (1 + num_moments(optimizer)) * accumulation_bytes(basis.dtype) * trained
+    gradients = trained if num_gradients is None else min(trained, num_gradients)
+    return weights_bytes(basis) + accumulation_bytes(basis.dtype) * (num_moments(optimizer) * trained + gradients)
+
+
+def planned_state_bytes(basis: Basis, settings: PlanSettings, *, step: StepStages, num_ranks: int) -> int:
+    """Bytes of the whole training state under a plan's settings, see the note on updates in backward."""
+    if not settings.optimizer_in_backward:
+        return state_bytes(basis, settings.optimizer)
+    if num_ranks == 1 or step.name == "replicated":
+        most = max(num_gradients for _, num_gradients in _gradients_by_stage(step))
+    else:
+        most = max(unit.num_trained for unit in step.units)
+    return state_bytes(basis, settings.optimizer, num_gradients=most)
 
 
 def weights_bytes(basis: Basis) -> int:
@@ -86,10 +113,19 @@ def copies_bytes(step: StepStages, dtype: DType, frozen_dtype: DType | None = No
 def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType, frozen_dtype: DType | None = None) -> int:
     """Bytes of unsharded parameters and gradients at the fullest stage of a step; the same on every rank."""
     per_gradient, per_parameter = gradient_bytes(step, dtype), DTYPE_BYTES[dtype]
-    sizes, trained = ([getattr(unit, name) for unit in step.units] for name in ("num_parameters", "num_trained"))
+    sizes = [unit.num_parameters for unit in step.units]
     if num_ranks == 1 or step.name == "replicated":
         return copies_bytes(step, dtype, frozen_dtype)
-    fullest = num_accumulating = 0
+    return max(
+        per_parameter * sum(sizes[unit] for unit in stage.unsharded) + per_gradient * num_gradients
+        for stage, num_gradients in _gradients_by_stage(step)
+    )
+
+
+def _gradients_by_stage(step: StepStages) -> Iterator[tuple[Stage, int]]:
+    """Every stage with how many whole gradients are alive in it: accumulating, or being reduced."""
+    trained = [unit.num_trained for unit in step.units]
+    num_accumulating = 0
     accumulating: set[int] = set()
     reducing: set[int] = set()
     for stage in step.stages:
@@ -98,13 +134,10 @@ def buffers_bytes(step: StepStages, *, num_ranks: int, dtype: DType, frozen_dtyp
             for unit in ({stage.unit} if borrowed is None else {stage.unit, borrowed}) - accumulating:
                 accumulating.add(unit)
                 num_accumulating += trained[unit]
-        parameters = sum(sizes[unit] for unit in stage.unsharded)
-        gradients = num_accumulating + sum(trained[unit] for unit in reducing - accumulating)
-        fullest = max(fullest, per_parameter * parameters + per_gradient * gradients)
+        yield stage, num_accumulating + sum(trained[unit] for unit in reducing - accumulating)
         reducing = set(stage.reduce)
         num_accumulating -= sum(trained[unit] for unit in reducing & accumulating)
         accumulating -= reducing
-    return fullest
 
 
 def working_bytes(device: DeviceProfile, sizes: Sequence[int], *, recompute: bool) -> int:
@@ -159,7 +192,8 @@ def rank_memory(
     """All terms of one rank's peak, in bytes."""
     device = basis.devices[choice.device]
     sizes = choice.microbatch_sizes
-    state = math.ceil(choice.state_share * state_bytes(basis, settings.optimizer))
+    whole = planned_state_bytes(basis, settings, step=step, num_ranks=num_ranks)
+    state = math.ceil(choice.state_share * whole)
     num_blocks, frozen_dtype = len(step.units) - 2, basis.model.frozen_dtype
     num_recomputed = choice.num_recomputed(num_blocks)
     buffers = buffers_bytes(step, num_ranks=num_ranks, dtype=basis.dtype, frozen_dtype=frozen_dtype)

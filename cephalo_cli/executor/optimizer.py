@@ -78,6 +78,8 @@ class _Piece:
     """A part of a shard that decays, or does not."""
 
     parameter: torch.Tensor
+    range: slice
+    """Which part."""
     decays: bool
     state: dict[str, torch.Tensor]
 
@@ -105,7 +107,11 @@ class ShardOptimizer:
         self._device = device
         self.moments = {name: [torch.zeros_like(unit.master) for unit in units] for name in settings.moments}
         self._steps: list[torch.Tensor] = []
+        self._by_unit = by_unit
+        self._squares: list[torch.Tensor] = []
+        """By unit: squared norms of the gradients that are gone."""
         of_units = {index: self._pieces(index, unit) for index, unit in enumerate(units)}
+        self._pieces_of = of_units if by_unit else {}
         together = {None: [piece for pieces in of_units.values() for piece in pieces]}
         self._optimizers = {
             key: self._make(pieces) for key, pieces in (of_units if by_unit else together).items() if pieces
@@ -115,10 +121,18 @@ class ShardOptimizer:
     def squared_norm(self) -> torch.Tensor:
         """Sum of squares of the local gradient, a float64 scalar (float32 where the device has no float64)."""
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
-        norms = [torch.linalg.vector_norm(unit.grad).to(dtype) for unit in self._units if len(unit.grad)]
-        if not norms:
+        if self._by_unit:
+            squares, self._squares = self._squares, []
+        else:
+            squares = [self._squared(unit) for unit in self._units if len(unit.own)]
+        if not squares:
             return torch.zeros((), dtype=dtype, device=self._device)
-        return torch.stack(norms).square().sum()
+        return torch.stack(squares).sum()
+
+    def _squared(self, unit: ShardedUnit) -> torch.Tensor:
+        dtype = torch.float32 if self._device.type == "mps" else torch.float64
+        norm: torch.Tensor = torch.linalg.vector_norm(unit.grad).to(dtype)
+        return norm.square()
 
     @torch.no_grad()
     def step(self, grad_norm: float, scale: float) -> None:
@@ -137,9 +151,16 @@ class ShardOptimizer:
 
     @torch.no_grad()
     def step_unit(self, index: int) -> None:
-        """Update one unit's shard with its gradient as it is (``by_unit``)."""
+        """Update one unit's shard with its gradient as it is, and let go of the gradient (``by_unit``)."""
+        unit = self._units[index]
         if index in self._optimizers:
+            self._squares.append(self._squared(unit))
+            for piece in self._pieces_of[index]:
+                piece.parameter.grad = unit.grad[piece.range]
             self._optimizers[index].step()
+            for piece in self._pieces_of[index]:
+                piece.parameter.grad = None
+        unit.release_shard_gradient()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Have the next steps use another learning rate."""
@@ -158,8 +179,10 @@ class ShardOptimizer:
         for part in (slice(0, border), slice(border, len(unit.own))):
             if part.start < part.stop:
                 parameter = unit.master[part]
-                parameter.grad = unit.grad[part]
-                pieces.append(_Piece(parameter, decays=part.start == 0 and border > 0, state=self._state(index, part)))
+                if not self._by_unit:
+                    parameter.grad = unit.grad[part]
+                decays = part.start == 0 and border > 0
+                pieces.append(_Piece(parameter, part, decays=decays, state=self._state(index, part)))
         return pieces
 
     def _make(self, pieces: Sequence[_Piece]) -> torch.optim.Optimizer:

@@ -171,6 +171,11 @@ def check_options(plan: Plan, options: TrainOptions) -> None:
     _check_numbers(options)
     check_data_options(options, plan.model.family)
     _refuse(options.compile and options.engine != "cephalo", "--compile is for --engine cephalo")
+    _refuse(
+        bool(plan.settings.optimizer_in_backward) and not options.optimizer_in_backward,
+        "the plan holds the gradients of one unit, not of all",
+        hint="train with --optimizer-in-backward --clip 0, or plan without --optimizer-in-backward",
+    )
     if options.optimizer_in_backward:
         _check_early_updates(plan, options)
     if options.engine == "cephalo":

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from cephalo_cli.artifacts.plan import PlanSettings
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitKind
 from cephalo_cli.costmodel.compute import RankChoice, optimizer_s
-from cephalo_cli.costmodel.memory import accumulation_bytes, limit_bytes, state_bytes, weights_bytes
+from cephalo_cli.costmodel.memory import accumulation_bytes, limit_bytes, planned_state_bytes, weights_bytes
 from cephalo_cli.errors import UsageError
 from cephalo_cli.planner.sane import refuse_absurd
 from cephalo_cli.schedule import Phase, Stage, StepStages, step_stages
@@ -242,6 +242,12 @@ def make_problem(
             where="--keep-unsharded",
             hint=f"at most {num_layers - 1}",
         )
+    if settings.optimizer_in_backward and basis.dtype == "float16":
+        raise UsageError(
+            "in float16 a step whose scaled gradient overflows is left out, so all gradients come before any update",
+            where="--optimizer-in-backward",
+            hint="profile in bfloat16 or float32",
+        )
     if space is None:
         space = Space(keep_unsharded=asked)
     charged = space.keep_unsharded if space.charged is None else space.charged
@@ -266,7 +272,7 @@ def make_problem(
         exposed_floor_s=first[0] + last[0],
         exposed_slope_s=first[1] + last[1],
         network=network,
-        state_bytes=state_bytes(basis, settings.optimizer),
+        state_bytes=planned_state_bytes(basis, settings, step=step, num_ranks=num_ranks),
     )
 
 

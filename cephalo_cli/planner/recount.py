@@ -64,8 +64,17 @@ class RankAccount:
     def state_bytes(self) -> int:
         """Master weights, gradients and moments of the shard; frozen parameters have weights only."""
         trained = self.plan.num_parameters - self.plan.num_frozen_parameters
-        numbers = {"sgd": 2, "sgd with momentum": 3}.get(self.plan.settings.optimizer or "adamw", 4)
-        return math.ceil(self.rank.state_share * (numbers * self.wide * trained + self._frozen_bytes()))
+        kept = {"sgd": 1, "sgd with momentum": 2}.get(self.plan.settings.optimizer or "adamw", 3) * trained
+        numbers = kept + min(trained, self._num_gradients())
+        return math.ceil(self.rank.state_share * (numbers * self.wide + self._frozen_bytes()))
+
+    def _num_gradients(self) -> int:
+        """Gradients of the whole state that there are at once: all, unless units are updated one by one."""
+        if not self.plan.settings.optimizer_in_backward:
+            return self.plan.num_parameters
+        if len(self.plan.ranks) == 1 or self.plan.schedule == "replicated":
+            return max(summed for _, summed in self._in_flight(self.step))
+        return max(unit.num_parameters - unit.num_frozen for unit in self.step.units)
 
     def _frozen_bytes(self) -> int:
         """Weights that are not trained, in the dtype they are stored in, over all ranks."""

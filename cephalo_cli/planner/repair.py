@@ -8,7 +8,7 @@ from cephalo_cli.planner.problem import Problem, make_problem
 from cephalo_cli.planner.variants import with_card
 from cephalo_cli.quantities import format_bytes
 
-__all__ = ["infeasible", "largest_batch"]
+__all__ = ["fits", "infeasible", "largest_batch"]
 
 MOST_CARDS = 512
 """How many more cards of one type are tried."""
@@ -56,8 +56,10 @@ def _repair(problem: Problem) -> str | None:
         options.append(("--recompute auto --offload auto", {"recompute": "auto", "offload": "auto"}))
     if settings.microbatch_size is not None and settings.microbatch_size > 1:
         options.append(("--microbatch-size 1", {"microbatch_size": 1}))
+    if not settings.optimizer_in_backward:
+        options.append(("--optimizer-in-backward", {"optimizer_in_backward": True}))
     for words, change in options:
-        if _fits(problem.basis, PlanSettings.model_validate(settings.model_dump() | change), problem.batch_size):
+        if fits(problem.basis, PlanSettings.model_validate(settings.model_dump() | change), problem.batch_size):
             return f"{words} fits"
     batch = largest_batch(problem.basis, settings, problem.batch_size - 1)
     if batch:
@@ -72,7 +74,7 @@ def _more_cards(problem: Problem) -> str | None:
         basis = problem.basis
         for _ in range(count):
             basis = with_card(basis, name)
-        return _fits(basis, problem.settings, problem.batch_size)
+        return fits(basis, problem.settings, problem.batch_size)
 
     most = 1
     while most <= MOST_CARDS:
@@ -87,7 +89,8 @@ def _more_cards(problem: Problem) -> str | None:
     return None
 
 
-def _fits(basis: Basis, settings: PlanSettings, batch_size: int) -> bool:
+def fits(basis: Basis, settings: PlanSettings, batch_size: int) -> bool:
+    """Whether some plan fits; not where the settings ask for what a device or the model cannot do."""
     try:
         return state_fits(make_problem(basis, settings, batch_size))
     except UsageError:
@@ -99,5 +102,5 @@ def largest_batch(basis: Basis, settings: PlanSettings, most: int) -> int:
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if _fits(basis, settings, middle) else (low, middle - 1)
+        low, high = (middle, high) if fits(basis, settings, middle) else (low, middle - 1)
     return low

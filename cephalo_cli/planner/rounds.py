@@ -12,7 +12,7 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import DeviceType
 from cephalo_cli.artifacts.plan import ScheduleName, Strategy
 from cephalo_cli.costmodel import RankChoice
-from cephalo_cli.costmodel.memory import buffers_bytes
+from cephalo_cli.costmodel.memory import buffers_bytes, planned_state_bytes
 from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.planner.decided import Decided
 from cephalo_cli.planner.problem import DeviceGroup, Mode, Problem
@@ -154,6 +154,11 @@ class _Way:
         )
         self.more_buffers = [now - layer_major for now in others]
         """Buffers beyond those of layer-major order, for one round and for more."""
+        self.state_bytes = [
+            planned_state_bytes(problem.basis, problem.settings, step=step, num_ranks=problem.num_ranks)
+            for step in steps[1:]
+        ]
+        """The whole state likewise."""
 
     def sizes(self, group: DeviceGroup, mode: Mode) -> "_Sizes":
         """Microbatches of a device group by size."""
@@ -177,11 +182,12 @@ class _Sizes:
         self.seconds = costs.additive[:, : costs.num_kinds] @ np.array(problem.counts, dtype=np.float64)
         saved = np.ceil(costs.additive[:, -2]) + costs.boundary_bytes * np.arange(most + 1)
         more_buffers = [0, 0] if group.device.method == "imported" else way.more_buffers
-        state = math.ceil(way.share * problem.state_bytes)
         starts = way.share <= group.startup_share
         self.fits = [
-            np.append((costs.beside_bytes + saved + state + more <= group.limit_bytes) & starts, False)
-            for more in more_buffers
+            np.append(
+                (costs.beside_bytes + saved + math.ceil(way.share * state) + more <= group.limit_bytes) & starts, False
+            )
+            for more, state in zip(more_buffers, way.state_bytes, strict=True)
         ]
 
     def largest(self, rounds: int, most: int) -> int:

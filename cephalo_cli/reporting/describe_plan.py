@@ -28,6 +28,7 @@ def describe_plan(plan: Plan) -> list[Part]:
                 more=f"({throughput(expected.samples_per_s, expected.tokens_per_s)}), {expected.bound}-bound",
             ),
             *_kept(plan),
+            *_updated(plan),
             Fact(key="status", label="solution", value=plan.solver.status, more=f"({proof(plan)})"),
         ),
     )
@@ -45,6 +46,13 @@ def _kept(plan: Plan) -> list[Fact]:
         return []
     more = f"of {plan.model.num_layers} blocks from forward to backward, beside the last"
     return [Fact(key="keep_unsharded", label="unsharded", value=plan.keep_unsharded, more=more)]
+
+
+def _updated(plan: Plan) -> list[Fact]:
+    """When weights are updated, where that is not at the end of a step."""
+    if not plan.settings.optimizer_in_backward:
+        return []
+    return [Fact(key="updates", label="updates", value="in backward", more="(gradients of one unit at a time)")]
 
 
 def proof(plan: Plan) -> str:

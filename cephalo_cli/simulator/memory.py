@@ -18,7 +18,7 @@ from cephalo_cli.costmodel.memory import (
     copies_bytes,
     gradient_bytes,
     limit_bytes,
-    state_bytes,
+    planned_state_bytes,
     working_bytes,
 )
 from cephalo_cli.costmodel.tables import interpolate
@@ -73,7 +73,8 @@ class Terms:
 
     def __init__(self, setting: Setting, part: Part) -> None:
         plan = setting.plan
-        self.state = math.ceil(part.choice.state_share * state_bytes(plan, plan.settings.optimizer))
+        whole = planned_state_bytes(plan, plan.settings, step=setting.step, num_ranks=len(plan.ranks))
+        self.state = math.ceil(part.choice.state_share * whole)
         self.reserve = part.device.reserve_bytes if plan.settings.reserve_bytes is None else plan.settings.reserve_bytes
 
     def at(self, moment: Moment) -> dict[str, int]:

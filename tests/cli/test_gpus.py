@@ -51,6 +51,11 @@ def test_the_dtype_is_one_that_all_devices_run(gpus: str, dtype: str) -> None:
     assert common_dtype(cluster_from_gpus(gpus)) == dtype
 
 
+def test_updates_in_backward_leave_out_float16() -> None:
+    assert common_dtype(cluster_from_gpus("v100,a100"), scales_loss=False) == "float32"
+    assert common_dtype(cluster_from_gpus("a100"), scales_loss=False) == "bfloat16"
+
+
 REPAIRS = {
     "one more p40 fits": "cephalo plan --gpus 3090:2,p40:2 --model m.json --batch-size 64",
     "3 more rtx-3090 fit": "cephalo plan --gpus 3090:5,p40 --model m.json --batch-size 64",
@@ -58,6 +63,12 @@ REPAIRS = {
     "--batch-size 12 fits": "cephalo plan --gpus 3090:2,p40 --model m.json --batch-size 12",
     "--recompute auto --offload auto fits": (
         "cephalo plan --gpus 3090:2,p40 --model m.json --batch-size 64 --recompute auto --offload auto"
+    ),
+    "--optimizer-in-backward fits": (
+        "cephalo plan --gpus 3090:2,p40 --model m.json --batch-size 64 --optimizer-in-backward"
+    ),
+    "--dtype float32 --optimizer-in-backward fits": (
+        "cephalo plan --gpus 3090:2,p40 --model m.json --dtype float32 --batch-size 64 --optimizer-in-backward"
     ),
     "512 more cards of a type do not suffice": None,
 }

@@ -54,6 +54,26 @@ def test_state_holds_the_moments_of_the_planned_optimizer() -> None:
     assert half["state"] == 8 * 456 // 2
 
 
+@pytest.mark.parametrize(("optimizer", "numbers"), [("adamw", 3), ("sgd with momentum", 2), ("sgd", 1)])
+def test_updates_in_backward_hold_the_gradients_of_one_unit(optimizer: str, numbers: int) -> None:
+    early: dict[str, Any] = {"optimizer": optimizer, "optimizer_in_backward": True}
+    half = memory(basis(), choice("x", [1], 0.5), **early)
+    assert half["state"] == (4 * numbers * 456 + 4 * max(E, B, H)) // 2
+    usual = memory(basis(), choice("x", [1], 0.5), optimizer=optimizer)
+    assert {name: half[name] for name in ("buffers", "working", "saved")} == {
+        name: usual[name] for name in ("buffers", "working", "saved")
+    }
+
+
+def test_a_rank_that_keeps_everything_holds_the_gradients_that_are_alive_together() -> None:
+    alone = memory(basis(), choice("x", [1], 1.0), num_ranks=1, optimizer_in_backward=True)
+    assert alone["state"] == 12 * 456 + 4 * max(B + H, 2 * B, B + E)
+    early, one = PlanSettings(optimizer_in_backward=True), choice("x", [1], 1.0)
+    for rounds, alive in ((1, max(B + H, 2 * B, B + E)), (2, 456)):
+        step = stages(basis(), "replicated", rounds)
+        assert rank_memory(basis(), early, one, step=step, num_ranks=2).state_bytes == 12 * 456 + 4 * alive
+
+
 def test_tied_embeddings_are_stored_once() -> None:
     assert state_bytes(basis(tied=True)) == 16 * (E + 2 * B + TIED_H)
 

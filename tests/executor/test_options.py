@@ -59,6 +59,10 @@ REFUSED: dict[str, tuple[Plan, TrainOptions]] = {
         FOR_SGD,
         options(optimizer="sgd", momentum=0.9),
     ),
+    "the plan holds the gradients of one unit, not of all": (
+        make_plan(MODEL, [[2, 1], [1]], settings=PlanSettings(optimizer_in_backward=True)),
+        options(clip=None),
+    ),
     "--checkpoint-every needs --checkpoint-dir": (PLAN, options(checkpoint_every=1)),
     "--resume latest needs --checkpoint-dir to look in": (PLAN, options(resume="latest")),
     "checkpoints are those of --engine cephalo, fsdp2 has none": (PLAN, options(engine="fsdp2", checkpoint_dir="x")),
