@@ -21,7 +21,7 @@ from cephalo_cli.artifacts.cluster import Cluster, DeviceType
 from cephalo_cli.artifacts.faults import nearest
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import DeviceProfile, Profile, UnitKind, UnitProfile
-from cephalo_cli.catalog.data import model_records, normal
+from cephalo_cli.catalog.data import ModelRecord, model_records, normal
 from cephalo_cli.costmodel.network import network_from_links
 from cephalo_cli.costmodel.tables import interpolate
 from cephalo_cli.errors import ArtifactError
@@ -153,7 +153,7 @@ def _device_key(name: str) -> str:
 def _rows_of_model(rows: list[R], model: Model, where: str) -> list[R]:
     """Find a model's rows by what their names mean in the catalog, else by the letters of its names."""
     same = [row for row in rows if _model_key(row.model) == _model_key(model.name)]
-    record = model_records().get(model.name)
+    record: ModelRecord | None = model_records().get(model.name)
     names = {normal(model.name), *(() if record is None else record.aliases)}
     found = same or [row for row in rows if normal(row.model) in names]
     return found or _select(
