@@ -16,13 +16,14 @@ from cephalo_cli.units import DTYPE_BYTES, Unit
 __all__ = ["describe_dry_run", "plain_dry_run"]
 
 
-def describe_dry_run(plan: Plan, dtype: DType, optimizer: OptimizerKind) -> list[Part]:
+def describe_dry_run(plan: Plan, dtype: DType, optimizer: OptimizerKind, *, brief: bool = True) -> list[Part]:
     """Say what every rank would keep and what a step would be.
 
     Args:
         plan: Who does what.
         dtype: Compute dtype in force.
         optimizer: What keeps moments.
+        brief: Whether stages that do the same for one unit after the other share a row.
     """
     step = plan_stages(plan)
     facts = Facts(
@@ -41,7 +42,8 @@ def describe_dry_run(plan: Plan, dtype: DType, optimizer: OptimizerKind) -> list
         ),
     )
     memory = memory_sheet([(rank.rank, rank.memory) for rank in plan.ranks])
-    return [facts, _ranks(plan, step, dtype, optimizer), memory, _shards(plan, step, dtype, optimizer), _stages(step)]
+    stages = _stages(step, list(_runs(step) if brief else ([stage] for stage in step.stages)))
+    return [facts, _ranks(plan, step, dtype, optimizer), memory, _shards(plan, step, dtype, optimizer), stages]
 
 
 def plain_dry_run(plan: Plan, dtype: DType, optimizer: OptimizerKind) -> dict[str, object]:
@@ -61,7 +63,7 @@ def plain_dry_run(plan: Plan, dtype: DType, optimizer: OptimizerKind) -> dict[st
         ]
         for rank in plan.ranks
     ]
-    return plain(describe_dry_run(plan, dtype, optimizer)) | {"records": records}
+    return plain(describe_dry_run(plan, dtype, optimizer, brief=False)) | {"records": records}
 
 
 def _state_dtype(dtype: DType) -> DType:
@@ -81,13 +83,16 @@ def _shard(plan: Plan, num_elements: int, rank: int) -> Range:
 
 
 def _buffers(plan: Plan, unit: Unit, dtype: DType, optimizer: OptimizerKind) -> dict[str, tuple[int, int]]:
-    """Elements, and bytes an element takes on the rank that keeps it, of trained and frozen parameters."""
+    """Elements, and bytes an element takes on the rank that keeps it, of trained and frozen parameters.
+
+    By what is said of them behind the unit's name.
+    """
     frozen_bytes = DTYPE_BYTES[plan.model.frozen_dtype or _state_dtype(dtype)]
     sizes = {
-        unit.name: (unit.num_parameters - unit.num_frozen, _bytes_per_parameter(dtype, optimizer)),
-        f"{unit.name}, frozen": (unit.num_frozen, frozen_bytes),
+        "": (unit.num_parameters - unit.num_frozen, _bytes_per_parameter(dtype, optimizer)),
+        ", frozen": (unit.num_frozen, frozen_bytes),
     }
-    return {name: size for name, size in sizes.items() if size[0]}
+    return {said: size for said, size in sizes.items() if size[0]}
 
 
 def _ranks(plan: Plan, step: StepStages, dtype: DType, optimizer: OptimizerKind) -> Sheet:
@@ -125,13 +130,13 @@ def _ranks(plan: Plan, step: StepStages, dtype: DType, optimizer: OptimizerKind)
 def _shards(plan: Plan, step: StepStages, dtype: DType, optimizer: OptimizerKind) -> Sheet:
     rows: list[Mapping[str, Value]] = []
     for first, last in _alike(step.units):
-        alike = "" if first is last else f" to {last.name}, each"
-        for name, (num_elements, each) in _buffers(plan, first, dtype, optimizer).items():
+        alike = first.name if first is last else f"{first.name} to {last.name}, each"
+        for said, (num_elements, each) in _buffers(plan, first, dtype, optimizer).items():
             for rank in plan.ranks:
                 own = _shard(plan, num_elements, rank.rank)
                 rows.append(
                     {
-                        "units": name + alike,
+                        "units": alike + said,
                         "ranks": [rank.rank],
                         "start": own.start,
                         "stop": own.stop,
@@ -164,33 +169,63 @@ def _alike(units: Sequence[Unit]) -> Iterator[tuple[Unit, Unit]]:
     yield first, last
 
 
-def _stages(step: StepStages) -> Sheet:
+def _runs(step: StepStages) -> Iterator[list[Stage]]:
+    """Stages that do the same for one block after the other, together; others alone."""
+    run: list[Stage] = []
+    for stage in step.stages:
+        if run and not _goes_on(run, stage, [unit.kind for unit in step.units]):
+            yield run
+            run = []
+        run.append(stage)
+    yield run
+
+
+def _goes_on(run: Sequence[Stage], stage: Stage, kinds: Sequence[str]) -> bool:
+    """Whether a stage does to the next unit, and with units of the same kinds, what the last of a run does."""
+    last, way = run[-1], stage.unit - run[-1].unit
+    if abs(way) != 1 or (stage.phase, stage.round) != (last.phase, last.round):
+        return False
+    if len(run) > 1 and way != last.unit - run[-2].unit:
+        return False
+    before, after = ((each.unshard, each.reshard, each.reduce, (each.unit,)) for each in (last, stage))
+    if [[unit + way for unit in units] for units in before] != [list(units) for units in after]:
+        return False
+    return [[kinds[unit] for unit in units] for units in before] == [[kinds[unit] for unit in units] for units in after]
+
+
+def _stages(step: StepStages, runs: Sequence[Sequence[Stage]]) -> Sheet:
     names = [unit.name for unit in step.units]
 
-    def of(units: Sequence[int]) -> str | None:
-        return ", ".join(names[unit] for unit in units) or None
+    def of(first: Sequence[int], last: Sequence[int]) -> str | None:
+        """Units by name, or from the first stage's to the last stage's, such as ``block.1-28``."""
+        several = [
+            names[one] + (f"-{names[other].rpartition('.')[2]}" if other != one else "")
+            for one, other in zip(first, last, strict=True)
+        ]
+        return ", ".join(several) or None
 
-    def row(stage: Stage) -> dict[str, str | int | None]:
+    def row(run: Sequence[Stage]) -> dict[str, str | int | None]:
+        first, last = run[0], run[-1]
         return {
-            "phase": stage.phase,
-            "unit": names[stage.unit],
-            "microbatch": stage.round,
-            "gathers": of(stage.unshard),
-            "frees": of(stage.reshard),
-            "reduces": of(stage.reduce),
+            "phase": first.phase,
+            "unit": of([first.unit], [last.unit]),
+            "microbatch": first.round,
+            "gathers": of(first.unshard, last.unshard),
+            "frees": of(first.reshard, last.reshard),
+            "reduces": of(first.reduce, last.reduce),
         }
 
     return Sheet(
         name="stages",
-        title="A step, stage by stage, the same on all ranks"
-        + (f", which starts by gathering {of(step.first)}" if step.first else ""),
+        title="A step, stage by stage: what all ranks gather meanwhile, then free and reduce"
+        + (f"; {of(step.first, step.first)} is gathered first" if step.first else ""),
         columns=(
             Column(key="phase", title="phase"),
             Column(key="unit", title="unit"),
             *([Column(key="microbatch", title="microbatch", kind="count")] if step.num_rounds > 1 else []),
-            Column(key="gathers", title="gathers meanwhile"),
-            Column(key="frees", title="then frees"),
-            Column(key="reduces", title="then reduces"),
+            Column(key="gathers", title="gathers"),
+            Column(key="frees", title="frees"),
+            Column(key="reduces", title="reduces"),
         ),
-        rows=tuple(row(stage) for stage in step.stages),
+        rows=tuple(row(run) for run in runs),
     )

@@ -1,6 +1,7 @@
 """What ``cephalo train`` says without training, and the line it says a step."""
 
 import json
+import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,6 +67,7 @@ def test_dry_run_for_people_and_for_nobody() -> None:
     assert "not started" in ran.out
     assert "bfloat16 (parameters as gathered, activations)" in ran.out
     assert "forward-backward  head" in ran.out
+    assert re.search(r"^forward +block\.0-\d+ +block\.1-\d+ ", ran.out, re.MULTILINE)  # alike stages share a row
     assert cephalo("train", PLAN, "--dry-run", "-q").out == ""
 
 
