@@ -50,6 +50,7 @@ def draw_plan(plan: Plan, *, strategies: bool = True) -> "Figure":
     rank_axis(left, labels)
     shares = [100 * row.state_share for row in rows]
     _bars(middle, shares, [f"{share:.1f} %" for share in shares], "#009E73")
+    middle.set_xticks([tick for tick in middle.get_xticks() if 0 <= tick <= min(100, middle.get_xlim()[1])])
     middle.set_xlabel("share of the state (%)")
     tidy(middle, title="State")
     _memory(right, rows)

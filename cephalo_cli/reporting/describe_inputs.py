@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from cephalo_cli.artifacts import Cluster, Model, Profile
 from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitProfile
+from cephalo_cli.catalog import resolve_cluster
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Part, Sheet, Value, without_empty_columns
 from cephalo_cli.reporting.words import basis_facts, link
 from cephalo_cli.units import model_units, num_parameters
@@ -13,9 +14,16 @@ __all__ = ["describe_cluster", "describe_model", "describe_profile"]
 
 
 def describe_cluster(cluster: Cluster) -> list[Part]:
-    """Say which devices there are and what connects them."""
+    """Say which devices there are, with what the catalog knows of them, and what connects them.
+
+    Raises:
+        ArtifactError: A device type names a catalog device that does not exist.
+    """
+    cluster = resolve_cluster(cluster, where=cluster.name)
     counts = Counter(place.device for place in cluster.ranks)
-    network = "ideal (collectives take no time)" if cluster.network == "ideal" else link(cluster.network)
+    network = (
+        "ideal (collectives take no time, unless measured)" if cluster.network == "ideal" else link(cluster.network)
+    )
     facts = Facts(
         name="cluster",
         title=f"Cluster {cluster.name}",

@@ -231,3 +231,15 @@ def test_what_a_plan_says_of_some_blocks(tmp_path: Path) -> None:
     text = cephalo("show", f"{tmp_path}/plan.json").out
     assert "recompute 2/6" in text
     assert "3 of 6 blocks from forward to backward, beside the last" in text
+
+
+def test_a_cluster_is_shown_with_what_the_catalog_knows_of_it(tmp_path: Path) -> None:
+    text = Path("examples/clusters/home-lab.json").read_text()
+    ran = cephalo("show", "examples/clusters/home-lab.json")
+    assert "NVIDIA Tesla P40 24 GB" in ran.out
+    assert "11.8 TFLOP/s" in ran.out
+    unknown = tmp_path / "cluster.json"
+    unknown.write_text(text.replace('"catalog": "p40"', '"catalog": "p400"'))
+    ran = cephalo("show", str(unknown))
+    assert ran.code == 3
+    assert "device_types.p40.catalog: the catalog has no device 'p400' (did you mean 'p40'?)" in ran.err
