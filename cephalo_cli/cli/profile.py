@@ -1,10 +1,11 @@
 """``cephalo profile``: what the hardware does, measured here, imported, or estimated."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from cephalo_cli.cli.gpus import common_dtype
 from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Force, Json, Lora, OutputPath, Quiet, check_length
 
 if TYPE_CHECKING:
@@ -36,13 +37,21 @@ EXAMPLES = (
 
 def command(
     cluster: Annotated[
-        str | None, typer.Argument(metavar="CLUSTER", help="A cluster file; without one, this machine's devices.")
+        str | None,
+        typer.Argument(
+            metavar="CLUSTER",
+            help="A cluster file (cephalo show --schema cluster describes it); without one, this machine's devices.",
+        ),
     ] = None,
     gpus: Annotated[
         str | None, typer.Option(metavar="LIST", help="Instead of CLUSTER: catalog devices, such as l4:2,a6000,p40.")
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="A catalog name, a model file, or a Hugging Face config.json.")
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="A catalog name, a model file, a Hugging Face folder, or MODULE:FUNCTION of one's own.",
+        ),
     ] = ...,  # type: ignore[assignment]  # typer's mark of a required option
     seq_len: Annotated[
         int | None,
@@ -53,7 +62,10 @@ def command(
             help="Tokens of one sample (not for vit: it follows from the image).",
         ),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Compute dtype.")] = "float32",
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="Compute dtype; if absent float32, and with --estimate alone one that all devices run."),
+    ] = None,
     lora: Lora = None,
     max_microbatch: Annotated[
         int | None,
@@ -109,7 +121,7 @@ def command(
         cluster=cluster,
         gpus=gpus,
         seq_len=seq_len,
-        dtype=dtype,
+        dtype=dtype or "float32",
         max_microbatch=max_microbatch,
         max_seconds=max_seconds,
         estimate=estimate,
@@ -126,6 +138,9 @@ def command(
     shape = with_adapters(shape, lora)
     check_length(shape, seq_len)
     devices, cluster_inputs = _cluster(cluster, gpus)
+    if estimate and calibrate is None and dtype is None:
+        wanted = replace(wanted, dtype=common_dtype(devices))
+        out.note(f"computed in {wanted.dtype}, which all these devices run; --dtype names another")
     with out.progress("profiling") as progress:
         profile, more = wanted.make(devices, shape, progress, external)
     if profile is None:
@@ -139,7 +154,7 @@ def command(
 
     out.artifact(profile, tables, force=force)
     if output not in (None, "-"):
-        out.hint(f"cephalo plan {output} --batch-size 32 -o plans/{profile.cluster.name}.json")
+        out.hint(f"cephalo plan {output} --batch-size 32 -o plan.json")
 
 
 @dataclass(frozen=True, kw_only=True)

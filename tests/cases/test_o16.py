@@ -25,6 +25,16 @@ def test_o16_a_dtype_that_a_card_cannot_run_is_refused_with_its_name(tmp_path: P
     assert not profile.exists()
 
 
+def test_o16_an_estimate_without_a_dtype_takes_one_that_all_cards_run(tmp_path: Path) -> None:
+    """O16: the same as plan --gpus, and it says which."""
+    profile = tmp_path / "profile.json"
+    devices = ("--gpus", "a100-80gb,v100-16gb", "--model", MODEL, "--seq-len", "128", "--estimate")
+    ran = cephalo("profile", *devices, "-o", str(profile))
+    assert ran.code == 0
+    assert "computed in float16, which all these devices run; --dtype names another" in ran.err
+    assert json.loads(profile.read_text())["dtype"] == "float16"
+
+
 @pytest.mark.parametrize("external", [None, RankEnvironment(rank=0, world_size=2)])
 def test_o16_vendors_without_a_common_library_are_refused_before_a_rank_starts(
     external: RankEnvironment | None,
