@@ -23,15 +23,17 @@ Exit codes:
   4 no plan fits; 5 time limit before any plan; 6 training failed;
   7 a condition of show --fail-if holds; 130 interrupted (143 for SIGTERM, 129
   for SIGHUP) after saving a checkpoint"""
-_NO_LIMIT = re.compile(r"\s+\[(?:\d+<=)?x<=2147483647\]|\s+\[x>=[01]\]")
+_NO_LIMIT = re.compile(r"\s+\[(?:\d+<=)?x<=2147483647\]|\s+\[x>=[01]\]|(?<=\d); x>=[01](?=\])")
+_ARGUMENT_TYPE = re.compile(r"^(  [^-\s]\S*)( <\S+>)(?=  |$)", re.MULTILINE)
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help leaves out bounds that nobody asks for."""
+    """A command whose help leaves out bounds that nobody asks for, and Python's types of arguments."""
 
     def get_help(self, ctx: Any) -> str:
         """Return the help text."""
-        return _NO_LIMIT.sub("", super().get_help(ctx))
+        text = _NO_LIMIT.sub("", super().get_help(ctx))
+        return _ARGUMENT_TYPE.sub(lambda match: match[1] + " " * len(match[2]), text)
 
 
 def examples(commands: Sequence[str]) -> str:

@@ -38,8 +38,9 @@ Lora = Annotated[
     str | None,
     typer.Option(
         metavar="rank=R,...",
-        help="Train low-rank adapters only, such as rank=8,alpha=16,targets=attention.*+mlp.up,base=bfloat16: alpha is "
-        "the rank and targets attention.* if absent; base is the dtype that the model itself is stored in.",
+        help="Train low-rank adapters only: rank=8, or with more, such as rank=8,base=bfloat16. alpha=A: the rank if "
+        "absent; targets=NAME+NAME: what they adapt, attention.* if absent; base=DTYPE: what the model itself is "
+        "stored in.",
     ),
 ]
 Dtype = Literal["float32", "bfloat16", "float16"]
