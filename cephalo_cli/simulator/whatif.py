@@ -40,9 +40,9 @@ FSDP = re.compile(r"fsdp\.(?P<option>keeps_gathered|reduces_every_microbatch|red
 SCALES_COMPUTE = re.compile(r"cluster\.device_types\.(?P<device>[^.]+)\.emulated_speed")
 SCALES_COPIES = re.compile(r"cluster\.device_types\.(?P<device>[^.]+)\.host_link\.bandwidth_bytes_per_s")
 CHANGEABLE = (
-    "network.bandwidth_bytes_per_s, nodes.NAME.link.latency_s, device_types.TYPE.memory_bytes, devices.TYPE.speed, "
-    "settings.memory_fraction, and of microbatch-major plans fsdp.keeps_gathered and fsdp.reduces_every_microbatch "
-    "can be changed"
+    "what can be changed, where the plan has it: network.bandwidth_bytes_per_s, nodes.NAME.link.latency_s, "
+    "device_types.TYPE.memory_bytes, devices.TYPE.speed, settings.memory_fraction, and of microbatch-major plans "
+    "fsdp.keeps_gathered and fsdp.reduces_every_microbatch"
 )
 _FACTOR = re.compile(r"(\d+(?:\.\d+)?)x", re.ASCII)
 

@@ -12,9 +12,9 @@ from cephalo_cli.simulator.whatif import with_changes
 from tests.simulator.plans import make_plan
 
 CHANGEABLE = (
-    "network.bandwidth_bytes_per_s, nodes.NAME.link.latency_s, device_types.TYPE.memory_bytes, devices.TYPE.speed, "
-    "settings.memory_fraction, and of microbatch-major plans fsdp.keeps_gathered and fsdp.reduces_every_microbatch "
-    "can be changed"
+    "what can be changed, where the plan has it: network.bandwidth_bytes_per_s, nodes.NAME.link.latency_s, "
+    "device_types.TYPE.memory_bytes, devices.TYPE.speed, settings.memory_fraction, and of microbatch-major plans "
+    "fsdp.keeps_gathered and fsdp.reduces_every_microbatch"
 )
 SPEED_HINT = "devices.fast.speed=2x makes its compute twice as fast"
 FORM_HINT = "write it like network.bandwidth_bytes_per_s=2x, or 48GiB for sizes"
