@@ -205,7 +205,7 @@ def _check_startable(cluster: Cluster, external: RankEnvironment | None) -> None
     if external is None and len(cluster.nodes) > 1 and on_accelerators:
         raise UsageError(
             f"cluster {cluster.name!r} has {len(cluster.nodes)} nodes, but ranks can only be started on this one",
-            hint="start one process per device with torchrun on every node",
+            hint="start one process per device with torchrun on every node; cephalo profile --estimate starts none",
         )
 
 
