@@ -48,6 +48,7 @@ def basis_facts(basis: Basis) -> tuple[Fact, ...]:
     """What a profile and a plan rest on."""
     methods = sorted({device.method for device in basis.devices.values()})
     emulation = sorted({device.emulation for device in basis.devices.values() if device.emulation})
+    many = len(basis.cluster.ranks)
     return (
         Fact(
             key="model",
@@ -55,7 +56,12 @@ def basis_facts(basis: Basis) -> tuple[Fact, ...]:
             value=basis.model.name,
             more=_counted(basis),
         ),
-        Fact(key="cluster", label="cluster", value=basis.cluster.name, more=f"({len(basis.cluster.ranks)} ranks)"),
+        Fact(
+            key="cluster",
+            label="cluster",
+            value=basis.cluster.name,
+            more="(1 rank)" if many == 1 else f"({many} ranks)",
+        ),
         Fact(key="seq_len", label="sequence", value=basis.seq_len, more="tokens"),
         Fact(key="dtype", label="computed in", value=basis.dtype),
         Fact(

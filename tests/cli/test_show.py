@@ -243,3 +243,8 @@ def test_a_cluster_is_shown_with_what_the_catalog_knows_of_it(tmp_path: Path) ->
     ran = cephalo("show", str(unknown))
     assert ran.code == 3
     assert "device_types.p40.catalog: the catalog has no device 'p400' (did you mean 'p40'?)" in ran.err
+
+
+def test_one_rank_is_not_ranks() -> None:
+    ran = cephalo("plan", "--gpus", "a100", "--model", "gpt2", "--seq-len", "128", "--batch-size", "8")
+    assert "1xa100-80gb (1 rank)\n" in ran.out
