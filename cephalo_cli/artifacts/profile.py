@@ -117,6 +117,8 @@ class Identity(Value):
     """torch's version."""
     num_threads: PositiveInt | None = None
     """Intra-operation threads (cpu)."""
+    keeps_to_one_cpu: Literal[True] | None = None
+    """True where all threads of the rank kept to one CPU of the host (emulated devices that fit on its CPUs)."""
 
 
 class DeviceProfile(Value):
@@ -135,6 +137,9 @@ class DeviceProfile(Value):
     collective_stall_part: Share | None = None
     """Part of that which falls into times when nothing is computed although the collective runs; the rest slows
     compute. None when absent."""
+    collective_alone_part: Share | None = None
+    """Part of `collective_compute_s_per_byte` that a rank without samples spends: it moves bytes for less than a busy
+    one. The closed form charges all of it, the simulator this part; all of it when absent."""
     host_copy: HostCopy | None = None
     """Copies to and from host memory; absent where they are the same memory or not known."""
     reserve_bytes: NumBytes = 0

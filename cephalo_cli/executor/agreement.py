@@ -78,6 +78,10 @@ def check_device(plan: Plan, context: ProcessContext) -> str | None:
     if context.device.type == "cpu":
         if measured is not None and measured.name != here.name:
             return f"{where} runs on {here.name}; the plan was made for {measured.name}, so its times will be off"
+        if measured is not None and measured.keeps_to_one_cpu and not here.keeps_to_one_cpu:
+            return (
+                f"{where} may use all CPUs of the host; the plan was made for one CPU a rank, so its times will be off"
+            )
         return None
     expected = measured.memory_bytes if measured is not None else context.device_type.memory_bytes
     is_other = measured is not None and measured.name != here.name

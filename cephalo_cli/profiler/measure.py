@@ -167,6 +167,7 @@ def measure_rank(context: ProcessContext, arguments: Any) -> Any:
         collective_compute_s_per_byte=moving.cpu_s_per_byte / speed,
         collective_issue_part=None if network is None else moving.issue_part,
         collective_stall_part=None if network is None else moving.stall_part(speed),
+        collective_alone_part=moving.alone_part,
         host_copy=host_copy(context.device),
         reserve_bytes=reserve,
         emulation=context.emulation,

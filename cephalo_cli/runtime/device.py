@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -116,6 +117,7 @@ def device_identity(device: torch.device, device_type: DeviceType) -> Identity:
             memory_bytes=emulated or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             torch=torch.__version__,
             num_threads=torch.get_num_threads(),
+            keeps_to_one_cpu=_keeps_to_one_cpu() if emulated else None,
         )
     module = torch.get_device_module(device)
     versions = (torch.version.hip, torch.version.cuda, torch.version.xpu)
@@ -158,6 +160,10 @@ def _uuid(properties: object) -> str | None:
     if hasattr(properties, "pci_bus_id"):
         return f"{getattr(properties, 'pci_domain_id', 0):04x}:{properties.pci_bus_id:02x}"
     return None
+
+
+def _keeps_to_one_cpu() -> Literal[True] | None:
+    return True if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == 1 else None
 
 
 def _cpu_name() -> str:

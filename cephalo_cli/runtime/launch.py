@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from cephalo_cli.artifacts.cluster import Cluster
 from cephalo_cli.errors import UsageError
 from cephalo_cli.runtime.cgroup import DeviceCgroup, find_home
 from cephalo_cli.runtime.memory_limit import MemoryLimitError
-from cephalo_cli.runtime.places import common_backend, num_threads
+from cephalo_cli.runtime.places import common_backend, cpus_of_ranks, num_threads
 from cephalo_cli.runtime.supervise import raise_reason, supervise
 from cephalo_cli.runtime.worker import HELD_SIGNALS, as_user_error, call_entry, hush_torch
 
@@ -115,6 +115,7 @@ def run_ranks(
                 "arguments": arguments,
                 "cluster": cluster.model_dump(mode="json", exclude_none=True),
                 "num_threads": [num_threads(cluster, place) for place in cluster.ranks],
+                "cpus": _cpus(cluster, cgroups),
                 "cgroups": [None if cgroup is None else cgroup.to_json() for cgroup in cgroups],
                 "enforce_memory": enforce_memory,
                 "timeout_s": timeout_s,
@@ -235,6 +236,13 @@ def _device_cgroups(
         for cgroup in cgroups:
             if cgroup is not None:
                 cgroup.remove()
+
+
+def _cpus(cluster: Cluster, cgroups: Sequence[DeviceCgroup | None]) -> list[int] | None:
+    """The CPU each rank is to keep to; None where control groups do not hold them all, or they do not fit."""
+    if None in cgroups or not hasattr(os, "sched_getaffinity"):
+        return None
+    return cpus_of_ranks(cluster, sorted(os.sched_getaffinity(0)))
 
 
 @contextlib.contextmanager

@@ -2,11 +2,15 @@
 
 import math
 import os
+from collections.abc import Sequence
 
 from cephalo_cli.artifacts.cluster import Backend, Cluster, RankPlace
 from cephalo_cli.errors import UsageError
 
-__all__ = ["backend_of", "common_backend", "device_index", "num_threads"]
+__all__ = ["backend_of", "common_backend", "cpus_of_ranks", "device_index", "num_threads"]
+
+ROUNDING = 1e-9
+"""Speeds such as 0.7 and 0.3 fill a CPU."""
 
 
 def backend_of(cluster: Cluster, place: RankPlace) -> Backend:
@@ -56,3 +60,29 @@ def num_threads(cluster: Cluster, place: RankPlace) -> int:
     on_host = sum(other.node == place.node for other in cluster.ranks)
     num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, num_cpus // on_host)
+
+
+def cpus_of_ranks(cluster: Cluster, cpus: Sequence[int]) -> list[int] | None:
+    """Give every emulated rank one CPU of this host, for itself or with ranks that fit beside it.
+
+    Where the system places them, a rank's threads use its quota up on one CPU and stand still on another, because the
+    kernel hands quota out CPU by CPU; and steps take as long as that happens to last.
+
+    Args:
+        cluster: The cluster.
+        cpus: Numbers of the CPUs there are.
+
+    Returns:
+        A CPU for each rank: the fastest is placed first, each where most is free. None where a device is not emulated
+        or has more than one CPU, or where they do not fit; then the system places threads.
+    """
+    speeds = {place.rank: cluster.device_types[place.device].emulated_speed or math.inf for place in cluster.ranks}
+    free = dict.fromkeys(cpus, 1.0)
+    chosen = {}
+    for rank in sorted(speeds, key=lambda rank: -speeds[rank]):
+        cpu = max(free, key=lambda each: free[each])
+        if speeds[rank] > free[cpu] + ROUNDING:
+            return None
+        free[cpu] -= speeds[rank]
+        chosen[rank] = cpu
+    return [chosen[rank] for rank in sorted(chosen)]

@@ -59,6 +59,9 @@ def main(job: Path) -> None:
     if content["cgroups"][rank] is not None:
         # Idle threads must sleep: spinning would eat the device's quota.
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    if content["cpus"] is not None:
+        # Before torch starts threads, which inherit it.
+        os.sched_setaffinity(0, {content["cpus"][rank]})
     report = _reported(lambda: _run(job, rank, content), job / f"report-{rank}")
     sys.stdout.flush()
     sys.stderr.flush()

@@ -74,17 +74,17 @@ def difference(ready: Setting, play: StepPlay) -> str | None:
     closed = closed_form_s(plan)
     if abs(play.step_s - closed) <= TOLERANCE * closed:
         return None
-    no_copies = plan.model_copy(
-        update={"devices": {name: each.model_copy(update={"host_copy": None}) for name, each in plan.devices.items()}}
-    )
+    no_copies = _with_devices(plan, "host_copy")
     ideal = no_copies.model_copy(update={"network": "ideal"})
     played = [_played(each) for each in (plan, no_copies, ideal)]
     estimated = [closed, closed_form_s(no_copies), closed_form_s(ideal)]
-    sums_s = ready.sums_s
+    alone_s = played[0] - _played(_with_devices(plan, "collective_alone_part"))
+    sums_s, networked_s = ready.sums_s, played[1] - played[2] - (estimated[1] - estimated[2])
     reasons = {
         "the slow or noisy ranks that were asked for": play.step_s - played[0],
         "copies to and from host memory that nothing hides": played[0] - played[1] - (estimated[0] - estimated[1]),
-        "collectives that run past the end of a stage": played[1] - played[2] - (estimated[1] - estimated[2]) - sums_s,
+        "collectives that run past the end of a stage": networked_s - sums_s - alone_s,
+        "ranks without samples, which move bytes for less": alone_s,
         "the sums over ranks of tokens, loss and gradient norm": sums_s,
         "ranks that need not meet after every stage": played[2] - estimated[2],
     }
@@ -113,6 +113,12 @@ def _compute_bound(report: Report, critical: RankReport, share: str) -> str:
 
 def _who(rank: RankReport) -> str:
     return f"rank {rank.rank} ({rank.device} on {rank.node})"
+
+
+def _with_devices(plan: Plan, without: str) -> Plan:
+    """Give the plan with one field of every device left out."""
+    devices = {name: each.model_copy(update={without: None}) for name, each in plan.devices.items()}
+    return plan.model_copy(update={"devices": devices})
 
 
 def _played(plan: Plan) -> float:

@@ -194,5 +194,8 @@ def _collective_s(times: CollectiveTimes, collective: Collective, parts: Sequenc
 
 
 def _moving_s(plan: Plan, choice: RankChoice, times: CollectiveTimes, collective: Collective) -> float:
+    """Seconds of moving one collective's bytes; a rank without samples is never busy, and spends less."""
     num_bytes = (times.gather_bytes if collective.is_gather else times.reduce_bytes)[collective.unit]
-    return moving_s_per_byte(plan, choice, len(plan.ranks), plan.schedule) * num_bytes
+    seconds = moving_s_per_byte(plan, choice, len(plan.ranks), plan.schedule) * num_bytes
+    alone = plan.devices[choice.device].collective_alone_part
+    return seconds if choice.microbatch_sizes or alone is None else alone * seconds

@@ -38,16 +38,17 @@ class Shape:
     about: str
 
 
+# No device is so large that it could hold the whole state, which would need no gathers.
 SHAPES = {
     "two-compute": Shape(speeds=(0.8, 0.4), memory_mib=(448, 1024), seq_len=128, batch_size=24, about="compute-bound"),
     "four-compute": Shape(
         speeds=(0.7, 0.5, 0.3, 0.2), memory_mib=(448, 1024, 512, 448), seq_len=128, batch_size=32, about="compute-bound"
     ),
     "two-network": Shape(
-        speeds=(0.8, 0.4), memory_mib=(1024, 1024), seq_len=16, batch_size=4, about="communication-bound"
+        speeds=(0.8, 0.4), memory_mib=(496, 496), seq_len=16, batch_size=4, about="communication-bound"
     ),
     "three-network": Shape(
-        speeds=(0.8, 0.5, 0.3), memory_mib=(1024, 1024, 1024), seq_len=32, batch_size=6, about="communication-bound"
+        speeds=(0.8, 0.5, 0.3), memory_mib=(496, 496, 496), seq_len=32, batch_size=6, about="communication-bound"
     ),
 }
 
@@ -149,7 +150,8 @@ def show(name: str, shape: Shape, outcome: Outcome) -> None:
     spread = (max(steps) - min(steps)) / outcome.step_s
     verdict = "" if outcome.is_right else "  TOO FAR OFF"
     print(
-        f"\n{name}: {len(shape.speeds)} ranks, {shape.about}, batch {shape.batch_size}, length {shape.seq_len}\n"
+        f"\n{name}: {len(shape.speeds)} ranks, {shape.about}, batch {shape.batch_size}, length {shape.seq_len}, "
+        f"{outcome.plan['schedule']}\n"
         f"  step: plan {outcome.plan['expected']['step_s'] * 1e3:.0f} ms, simulated "
         f"{outcome.simulated['step_s'] * 1e3:.0f} ms, measured {outcome.step_s * 1e3:.0f} ms "
         f"(spread {spread:.1%}), off {outcome.step_off:+.1%}{verdict}\n"

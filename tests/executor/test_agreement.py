@@ -93,6 +93,13 @@ def test_another_processor_is_only_told(monkeypatch: pytest.MonkeyPatch) -> None
     told = check(monkeypatch, plan_for(cpu, make_identity("Xeon", GIB)), "cpu", make_identity("EPYC", 9 * GIB))
     assert told == "rank 0 (core on host) runs on EPYC; the plan was made for Xeon, so its times will be off"
     assert check(monkeypatch, plan_for(cpu, None), "cpu", make_identity("EPYC", GIB)) is None
+    pinned = make_identity("EPYC", GIB).model_copy(update={"keeps_to_one_cpu": True})
+    told = check(monkeypatch, plan_for(cpu, pinned), "cpu", make_identity("EPYC", GIB))
+    assert told == (
+        "rank 0 (core on host) may use all CPUs of the host; "
+        "the plan was made for one CPU a rank, so its times will be off"
+    )
+    assert check(monkeypatch, plan_for(cpu, pinned), "cpu", pinned) is None
 
 
 def test_the_first_signal_is_remembered_and_the_second_ends_the_process() -> None:

@@ -62,10 +62,12 @@ def test_two_emulated_devices_are_measured_with_their_network() -> None:
         assert device.emulation == ("cgroup" if find_home() else "cooperative")
         assert device.optimizer_s_per_parameter > 0
         assert device.collective_compute_s_per_byte > 0
+        assert device.collective_alone_part is not None
         assert device.reserve_bytes > 2**26
         assert device.host_copy is None
         assert device.identity is not None
         assert device.identity.num_threads == 1
+        assert device.identity.keeps_to_one_cpu == (True if find_home() else None)
         for unit in device.units.values():
             assert unit.microbatch == (1, 2, 3)[: len(unit.microbatch)]
             assert min(unit.forward_s) > 0

@@ -96,6 +96,11 @@ def describe(context: ProcessContext, arguments: Any) -> list[Any]:
     return gather_objects(context, mine)
 
 
+def affinity(context: ProcessContext, _: object) -> list[list[int]]:
+    """Return the CPUs every rank may use."""
+    return gather_objects(context, sorted(os.sched_getaffinity(0)))
+
+
 def fail(context: ProcessContext, how: str) -> None:
     """Have rank 1 fail while rank 0 waits for it."""
     total = torch.ones(1)

@@ -67,6 +67,13 @@ def test_emulated_ranks_get_a_group_threads_and_a_way_to_speak(make_cluster: Mak
     assert not list(home.cpu.glob(f"cephalo-{os.getpid()}-*"))
 
 
+@needs_cgroups
+def test_emulated_ranks_keep_to_one_cpu_each(make_cluster: MakeCluster) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    given = run_ranks("rank_entries:affinity", None, make_cluster([0.2, 0.5]))
+    assert given == [[cpus[min(1, len(cpus) - 1)]], [cpus[0]]]
+
+
 def test_without_control_groups_devices_hold_themselves_back(make_cluster: MakeCluster) -> None:
     cluster = make_cluster([0.5, 0.5], memory_bytes=600 * 2**20)
     given = run_ranks("rank_entries:describe", {}, cluster, use_cgroups=False)

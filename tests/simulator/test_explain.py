@@ -92,3 +92,18 @@ def test_ranks_that_need_not_meet_after_every_stage_are_named() -> None:
 
 def test_within_two_percent_nothing_needs_explaining() -> None:
     assert simulate(make_plan(**TWO)).report.difference is None
+
+
+def test_ranks_without_samples_move_bytes_for_less() -> None:
+    plan = make_plan(["fast", "slow"], [[2], []], num_layers=2)
+    mover = plan.devices["slow"].model_copy(update={"collective_compute_s_per_byte": 1e-6})
+    busy, alone = (
+        plan.model_copy(
+            update={"devices": plan.devices | {"slow": mover.model_copy(update={"collective_alone_part": part})}}
+        )
+        for part in (None, 0.5)
+    )
+    assert simulate(alone).report.step_s < 0.9 * simulate(busy).report.step_s
+    told = simulate(alone).report.difference
+    assert told is not None
+    assert "ranks without samples, which move bytes for less (-" in told
