@@ -1,6 +1,6 @@
 """``cephalo train``: run a plan with real tensors."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,16 +16,6 @@ from cephalo_cli.cli.options import (
     Quiet,
     TokenDtype,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from rich.console import RenderableType
-
-    from cephalo_cli.artifacts import Plan
-    from cephalo_cli.cli.output import Output
-    from cephalo_cli.executor import TrainingResult, TrainOptions
-    from cephalo_cli.runtime.launch import RankEnvironment
 
 __all__ = ["EXAMPLES", "NAME", "SUMMARY", "command"]
 
@@ -209,36 +199,26 @@ def command(
     Starts the plan's ranks on this host; under torchrun (or any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT) each process is one rank.
     """
-    import os
-    from contextlib import ExitStack
+    from cephalo_cli.cli.training import Training
 
-    from cephalo_cli.artifacts import Plan, store
-    from cephalo_cli.cli.output import Output
-    from cephalo_cli.cli.settings import train_options
-    from cephalo_cli.cli.train_lines import StepTeller, numerics_line
-    from cephalo_cli.executor import Callbacks, run_training
-    from cephalo_cli.runtime.launch import external_launcher
-
-    external = external_launcher(os.environ)
-    speaks = external is None or external.rank == 0
-    out = Output(json=json, quiet=quiet or not speaks, path=output)
-    _check_arguments(
-        {"--data": data, "--steps": steps},
-        {"-o": output, "--trace": trace, "--metrics": metrics, "--tensorboard": tensorboard},
-        timeout=timeout,
+    Training(
+        plan=plan,
+        data=data,
+        steps=steps,
+        checkpoint_dir=checkpoint_dir,
+        resume=resume,
+        trace=trace,
+        metrics=metrics,
+        tensorboard=tensorboard,
         dry_run=dry_run,
-    )
-    num_steps = steps or 1
-    if speaks:
-        for path in (output, trace, metrics):
-            if path is not None:
-                store.check_writable(path, force=force)
-    wanted, source = store.read_input(plan, Plan)
-    if elastic:
-        wanted, external = _for_present(wanted, external, checkpoint_dir, timeout, out.note)
-    options = train_options(
-        data=data or "random",
-        num_steps=num_steps,
+        memory_limit=memory_limit,
+        elastic=elastic,
+        timeout_s=timeout,
+        output=output,
+        json=json,
+        quiet=quiet,
+        force=force,
+    ).run(
         engine=engine,
         model=model,
         seed=seed,
@@ -269,131 +249,10 @@ def command(
         weights=weights,
         export=export,
         export_dtype=export_dtype,
-        replace_export=force,
-        checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
         keep=keep,
         async_checkpoint=async_checkpoint,
-        resume=resume or ("latest" if elastic else None),
         even_split=even_split,
         recompute=recompute,
         microbatch_size=microbatch_size,
-    )
-    if options.tokenizer != tokenizer:
-        out.note(f"text is tokenised with the tokenizer of {options.tokenizer}")
-    if dry_run:
-        _show_dry_run(wanted, options, out)
-        return
-    with ExitStack() as stack:
-        advance = stack.enter_context(out.progress("training"))
-        teller = StepTeller(wanted, num_steps, out.note, advance)
-        teller.write_to(metrics if speaks else None, tensorboard if speaks else None, stack)
-        result = run_training(
-            wanted,
-            options,
-            Callbacks(
-                on_step=teller,
-                on_checkpoint=lambda path: out.note(f"saved {path}"),
-                on_notice=out.note,
-                on_numerics=lambda numerics: out.note(numerics_line(numerics)),
-            ),
-            external=external,
-            enforce_memory=memory_limit,
-            timeout_s=timeout,
-        )
-    if result is None:
-        _say_nothing_was_done(out)
-        return
-    report = result.report.model_copy(update={"inputs": (source, *result.report.inputs)})
-    if trace is not None:
-        from cephalo_cli.reporting import write_trace
-
-        write_trace(result.timeline, trace, force=force)
-
-    def tables() -> "list[RenderableType]":
-        from cephalo_cli.reporting import artifact_tables
-
-        return artifact_tables(report)
-
-    out.artifact(report, tables, force=force)
-    if output not in (None, "-"):
-        out.hint(f"cephalo show {plan} {output}")
-    _refuse_unsaved(result)
-
-
-def _for_present(
-    plan: "Plan",
-    external: "RankEnvironment | None",
-    checkpoint_dir: str | None,
-    timeout_s: float,
-    note: "Callable[[str], None]",
-) -> "tuple[Plan, RankEnvironment]":
-    """The plan for the devices that are there, see `cephalo_cli.cli.elastic`."""
-    from cephalo_cli.cli.elastic import plan_for_present
-    from cephalo_cli.errors import UsageError
-
-    if external is None:
-        raise UsageError("--elastic is for ranks that torchrun started", hint="torchrun ... -m cephalo_cli train ...")
-    if checkpoint_dir is None:
-        raise UsageError("--elastic needs --checkpoint-dir, to go on from the last checkpoint")
-    again, met, changed = plan_for_present(plan, external, timeout_s)
-    if changed is not None:
-        note(changed)
-    return again, met
-
-
-def _say_nothing_was_done(out: "Output") -> None:
-    """Say that there is no report, because the last step was done before."""
-    if out.path not in (None, "-"):
-        out.note(f"{out.path} was not written: there is nothing to report")
-    if out.json:
-        out.data(lambda: "null\n", list)
-
-
-def _refuse_unsaved(result: "TrainingResult") -> None:
-    """Have a training without its last checkpoint end with an error, after its report was written."""
-    from cephalo_cli.errors import TrainingError
-
-    if result.unsaved is not None:
-        raise TrainingError(f"all steps are done, but {result.unsaved}")
-
-
-def _check_arguments(
-    needed: "Mapping[str, str | int | None]", written: "Mapping[str, str | None]", *, timeout: float, dry_run: bool
-) -> None:
-    """Refuse what is missing, and what would have no effect."""
-    from cephalo_cli.errors import UsageError
-
-    if timeout <= 0:
-        raise UsageError(f"--timeout is {timeout:g}, expected seconds above 0")
-    for option, path in written.items():
-        if dry_run and path is not None:
-            raise UsageError(f"--dry-run trains nothing, so there is nothing for {option} to write")
-    for option, value in needed.items():
-        if not dry_run and value is None:
-            raise UsageError(f"Missing option '{option}'", hint="cephalo train --help lists the options")
-
-
-def _show_dry_run(plan: "Plan", options: "TrainOptions", out: "Output") -> None:
-    """Check what can be checked without ranks, and show what they would do."""
-    import json
-
-    from cephalo_cli.errors import UsageError
-    from cephalo_cli.executor.options import check_options
-    from cephalo_cli.reporting.dry_run import describe_dry_run, plain_dry_run
-    from cephalo_cli.reporting.sheet import rendered
-
-    if options.engine != "cephalo":
-        raise UsageError(f"--dry-run shows what --engine cephalo does, {options.engine} decides for itself")
-    check_options(plan, options)
-    if options.weights is not None:
-        from pathlib import Path
-
-        from cephalo_cli.executor.pretrained import Pretrained
-
-        Pretrained(Path(options.weights), plan.model)
-    dtype = options.dtype or plan.dtype
-    out.data(
-        lambda: json.dumps(plain_dry_run(plan, dtype, options.optimizer_kind), indent=1) + "\n",
-        lambda: rendered(describe_dry_run(plan, dtype, options.optimizer_kind)),
     )
