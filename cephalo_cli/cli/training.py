@@ -77,6 +77,8 @@ class Training:
         )
         if options.tokenizer != settings["tokenizer"]:
             out.note(f"text is tokenised with the tokenizer of {options.tokenizer}")
+        if plan.model.lora is not None and options.weights is None and options.resume is None:
+            out.note("without --weights, the adapters train beside a model of random weights")
         if self.dry_run:
             _show_dry_run(plan, options, out)
             return
@@ -107,6 +109,12 @@ class Training:
         for path in (self.output, self.trace, self.metrics):
             if path is not None:
                 store.check_writable(path, force=self.force)
+        if self.checkpoint_dir is not None and Path(self.checkpoint_dir).is_file():
+            raise UsageError(
+                f"{self.checkpoint_dir} is a file, expected a folder",
+                where="--checkpoint-dir",
+                hint="name a folder; it is made if it is not there",
+            )
 
     def _for_present(
         self, plan: Plan, external: "RankEnvironment | None", note: Callable[[str], None]

@@ -94,6 +94,15 @@ def test_refused(arguments: tuple[str, ...]) -> None:
     assert (ran.code, ran.out, ran.err) == (2, "", f"cephalo: error: {REFUSED[arguments]}\n")
 
 
+def test_a_checkpoint_folder_that_is_a_file_is_refused_before_training(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoints"
+    file.write_text("")
+    options = ("--data", "random", "--steps", "1", "--checkpoint-dir", str(file))
+    ran = cephalo("train", "plans/laptop-mixed.json", *options)
+    assert ran.code == 2
+    assert f"{file} is a file, expected a folder" in ran.err
+
+
 def test_one_line_a_step() -> None:
     plan = store.read(Path(PLAN), Plan)
     assert step_line(STEP, plan, 20) == (
