@@ -8,6 +8,7 @@ from cephalo_cli import errors
 from cephalo_cli.errors import (
     ArtifactError,
     CephaloError,
+    ConditionError,
     InfeasibleError,
     InterruptedRunError,
     TimeLimitError,
@@ -22,6 +23,7 @@ CODES = {
     InfeasibleError: 4,
     TimeLimitError: 5,
     TrainingError: 6,
+    ConditionError: 7,
     InterruptedRunError: 130,
 }
 
