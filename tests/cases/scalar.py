@@ -102,7 +102,7 @@ def run_scalar(context: ProcessContext, job: Job) -> tuple[list[float], list[flo
         "head": lambda: Head(squared=squared),
     }
 
-    def build(_: Any, kind: str) -> nn.Module:
+    def build(_: Any, kind: str, __: int) -> nn.Module:
         return makers[kind]()
 
     with (
