@@ -13,7 +13,7 @@ mkdir -p "$results"
 
 run() { printf '\n$ %s\n' "$*"; "$@"; }
 
-run cephalo profile "$cluster" --model "$model" --seq-len 256 --max-microbatch 8 --max-seconds 40 \
+run cephalo profile "$cluster" --model "$model" --seq-len 256 --max-microbatch 6 --max-seconds 40 \
     -o "$results/profile.json" --quiet
 run cephalo plan "$results/profile.json" --batch-size 32 -o "$results/plan.json"
 run cephalo simulate "$results/plan.json" -o "$results/simulated.json" \

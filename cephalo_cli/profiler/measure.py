@@ -23,6 +23,7 @@ from cephalo_cli.profiler.measure_timing import compute_clock, microbatch_sizes
 from cephalo_cli.profiler.measure_units import Curves, UnitRunner, measure_units
 from cephalo_cli.profiler.memory import Attention, UnitMemory, memory_curve
 from cephalo_cli.runtime.device import device_identity
+from cephalo_cli.runtime.heap import trim_heap
 from cephalo_cli.runtime.launch import RankEnvironment, run_ranks
 from cephalo_cli.runtime.process import ProcessContext
 from cephalo_cli.units import num_frozen_parameters, num_parameters
@@ -151,6 +152,8 @@ def measure_rank(context: ProcessContext, arguments: Any) -> Any:
     block = units["block"]
     units["block"] = block.model_copy(update={"flags": (*block.flags, f"{attention} attention")})
     reserve = reserve_bytes(context.device)
+    if context.device.type == "cpu":
+        trim_heap()  # the sweep ended near the device's memory: what it left in the heap is room for the collectives
     _compute_until_all_are_done(context, model, seq_len, dtype)
     told("collectives", 1 - NETWORK_PART, 0.0)(1.0)
     network = None
