@@ -25,6 +25,9 @@ __all__ = ["app", "main", "register_commands"]
 
 FIRST = "cephalo plan --gpus rtx-3090:2,rtx-4090,p40:2 --model llama-3b --seq-len 2048 --batch-size 64"
 """What a newcomer may try first: it needs neither files nor devices."""
+LONGEST_SHOWN = 40
+"""Characters of a name that is too long to be one."""
+
 EPILOG = f"""profile -> plan -> simulate -> train: each stage reads files, writes one file, and names the next command.
 
 {examples([FIRST])}
@@ -115,6 +118,10 @@ def _unexpected(error: Exception, *, debug: bool) -> int:
         return int(error.exit_code)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO) and error.filename is None:
         _complain(f"what was to be printed cannot be written: {os.strerror(error.errno).lower()}")
+        return ArtifactError.exit_code
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        name = str(error.filename)
+        _complain(f"{name[:LONGEST_SHOWN]}...: this name of {len(name)} characters is longer than names may be")
         return ArtifactError.exit_code
     if debug:
         traceback.print_exc()

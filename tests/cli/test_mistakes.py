@@ -319,3 +319,14 @@ def test_a_gigabyte_is_no_gibibyte() -> None:
 
     assert "1.86 GiB" in reserve("2GB")
     assert "2.00 GiB" in reserve("2GiB")
+
+
+@pytest.mark.parametrize(
+    "words", [("show",), ("plan", "--batch-size", "8"), ("simulate",), ("train", "--data", "random", "--steps", "1")]
+)
+def test_a_name_longer_than_the_file_system_takes(words: tuple[str, ...]) -> None:
+    ran = cephalo(*words, "x" * 5000)
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.count("\n") == 1
+    assert "a fault of cephalo's" not in ran.err
+    assert "name" in ran.err
