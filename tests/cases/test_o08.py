@@ -4,19 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cephalo_cli.artifacts import Model
 from cephalo_cli.costmodel.memory import state_bytes
 from cephalo_cli.errors import UsageError
 from cephalo_cli.executor import TrainOptions
 from cephalo_cli.models import build_unit
-from cephalo_cli.runtime.process import ProcessContext
 from cephalo_cli.units import is_frozen, model_units, num_frozen_parameters, num_parameters
+from tests.executor.frozen import watch_frozen
 from tests.executor.plans import SEQ_LEN, make_model, make_plan
-from tests.executor.ranks import Job, Ranks, make_engine, train_job
+from tests.executor.ranks import Job, Ranks, train_job
 from tests.executor.reference import train_reference, write_text
-from tests.executor.test_engine import count, make_batch
 
 ATTENTION = make_model(num_layers=2, frozen=("block.*.attention.*",))
 EMBEDDING = make_model(num_layers=1, tie_embeddings=True, dropout=0.1, frozen=("embedding.*", "head.norm.bias"))
@@ -36,23 +34,6 @@ JOBS = [
     frozen_plan(EMBEDDING, [[3], [1, 1]], [0.4, 0.6]),
     frozen_plan(LLAMA, [[2, 1], [2]], [0.3, 0.7], recompute=False),
 ]
-
-
-def watch_frozen(context: ProcessContext, job: Job) -> tuple[list[bool], int]:
-    """Whether each unit's frozen shard stayed the same in 10 steps, and how many bytes of state there are."""
-    engine = make_engine(context, job)
-    before = [None if unit.frozen is None else unit.frozen.master.clone() for unit in engine.units]
-    for step in range(1, 11):
-        engine.run_step(make_batch(job.plan, context.rank), num_tokens=count(job.plan), step=step)
-    same, num_bytes = [], 0
-    for unit, old in zip(engine.units, before, strict=True):
-        num_bytes += unit.master.nbytes + unit.grad.nbytes
-        if unit.frozen is not None and old is not None:
-            same.append(torch.equal(unit.frozen.master, old))
-            num_bytes += unit.frozen.master.nbytes
-    num_bytes += sum(moment.nbytes for moments in engine.optimizer.moments.values() for moment in moments)
-    engine.close()
-    return same, num_bytes
 
 
 def test_o08_the_rest_trains_like_one_process_and_frozen_weights_stay(ranks: Ranks, tmp_path: Path) -> None:

@@ -18,13 +18,12 @@ from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.executor import TrainOptions
 from cephalo_cli.models import build_unit
 from cephalo_cli.models.build import starting_values
-from cephalo_cli.runtime.process import ProcessContext
 from cephalo_cli.units import adapted, is_frozen, model_units, num_frozen_parameters, num_parameters
 from tests.executor.fine_tuning import RATE, SHARES, SPLIT, fine_tune, with_tokenizer
+from tests.executor.frozen import watch_frozen
 from tests.executor.plans import make_model, make_plan
-from tests.executor.ranks import Job, Ranks, make_engine, train_job
+from tests.executor.ranks import Job, Ranks, train_job
 from tests.executor.reference import write_text
-from tests.executor.test_engine import count, make_batch
 from tests.models.hub import load_folder, make_folder, some_batch, their_logits
 
 LORA = Lora(rank=3, alpha=6.0, targets=("attention.qkv", "mlp.*"))
@@ -94,30 +93,13 @@ def test_adapters_train_as_in_plain_torch(schedule: str, ranks: Ranks, tmp_path:
     assert changed == {f"transformer.h.{layer}.{place}.weight" for layer in range(2) for place in PLACES}
 
 
-def watch_base(context: ProcessContext, job: Job) -> tuple[list[bool], int]:
-    """Whether each unit's frozen shard stayed the same, and how many bytes of state there are."""
-    engine = make_engine(context, job)
-    before = [None if unit.frozen is None else unit.frozen.master.clone() for unit in engine.units]
-    for step in range(1, 4):
-        engine.run_step(make_batch(job.plan, context.rank), num_tokens=count(job.plan), step=step)
-    same, num_bytes = [], 0
-    for unit, old in zip(engine.units, before, strict=True):
-        num_bytes += unit.master.nbytes + unit.grad.nbytes
-        if unit.frozen is not None and old is not None:
-            same.append(torch.equal(unit.frozen.master, old))
-            num_bytes += unit.frozen.master.nbytes
-    num_bytes += sum(moment.nbytes for moments in engine.optimizer.moments.values() for moment in moments)
-    engine.close()
-    return same, num_bytes
-
-
 @pytest.mark.parametrize("stored", [None, "bfloat16"])
 def test_the_plan_counts_the_bytes_that_ranks_keep(stored: str | None, ranks: Ranks) -> None:
     """16 bytes an adapter's parameter, 4 or 2 one of the base, which does not change."""
     model = make_model("llama", num_kv_heads=2, lora=LORA, frozen_dtype=stored)
     num_frozen = num_frozen_parameters(model)
     plan = make_plan(model, SPLIT, SHARES, dtype="float32", num_frozen_parameters=num_frozen)
-    (outcome,) = ranks.run([Job(plan=plan, options=TrainOptions(data="random", num_steps=3), run=watch_base)])
+    (outcome,) = ranks.run([Job(plan=plan, options=TrainOptions(data="random", num_steps=3), run=watch_frozen)])
     expected = 16 * (num_parameters(model) - num_frozen) + (4 if stored is None else 2) * num_frozen
     assert state_bytes(plan) == expected
     assert sum(num_bytes for _, num_bytes in outcome) == expected
