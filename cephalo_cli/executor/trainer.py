@@ -15,11 +15,10 @@ from pathlib import Path
 
 from cephalo_cli.artifacts.base import DType, InputFile
 from cephalo_cli.artifacts.plan import Plan
-from cephalo_cli.errors import ArtifactError, InterruptedRunError, TrainingError, UsageError
+from cephalo_cli.errors import InterruptedRunError, TrainingError
 from cephalo_cli.executor.agreement import StopSignals, check_device, compare_ranks, job_facts
-from cephalo_cli.executor.checkpoint import find_checkpoint, load_shards
-from cephalo_cli.executor.checkpoint_folder import has_checkpoints, prepare_folder
-from cephalo_cli.executor.checkpoint_manifest import Found, Manifest, check_same_model
+from cephalo_cli.executor.checkpoint_folder import prepare_folder
+from cephalo_cli.executor.checkpoint_manifest import Found, Manifest
 from cephalo_cli.executor.data import Batches, count_tokens, on_device
 from cephalo_cli.executor.datasets.opening import open_source, split_source
 from cephalo_cli.executor.engine import CephaloEngine, EngineSetting, StepEngine
@@ -28,8 +27,9 @@ from cephalo_cli.executor.interpreter import Hooks
 from cephalo_cli.executor.options import Callbacks, TrainingResult, TrainOptions, check_options, microbatch_split
 from cephalo_cli.executor.over_memory import MemorySeen
 from cephalo_cli.executor.pace import StepReporter
-from cephalo_cli.executor.peers import broadcast_value, gather_values, sum_over_ranks
+from cephalo_cli.executor.peers import gather_values, sum_over_ranks
 from cephalo_cli.executor.pretrained import Pretrained
+from cephalo_cli.executor.resuming import find_start, restore, seed_in_force, state_dtype
 from cephalo_cli.executor.saver import Saver
 from cephalo_cli.executor.starting_weights import open_weights, vouch_for_weights
 from cephalo_cli.executor.summary import Records, make_result, summarise
@@ -112,8 +112,8 @@ class _Training:
             check_own(plan.model, plan.seq_len, self.dtype)
         if options.checkpoint_dir is not None:
             prepare_folder(Path(options.checkpoint_dir), self._group, held)
-        found = self._find_checkpoint()
-        self.seed = _seed(options, found)
+        found = find_start(options, plan.model, self.dtype, self._group, self._notice)
+        self.seed = seed_in_force(options, found)
         self._source, validation = split_source(
             open_source(
                 options,
@@ -246,7 +246,9 @@ class _Training:
         with contextlib.nullcontext() if found is not None or self.weights is None else self.weights as pretrained:
             engine = CephaloEngine(setting, initialise=found is None, pretrained=pretrained)
         if found is not None:
-            self._resume(engine, found)
+            restore(engine, found, self._source.digest, self._group)
+            self.progress = _Progress(step=found.manifest.step, position=found.manifest.position)
+            self._notice(f"resumed from {found.path} after step {found.manifest.step}")
         return engine
 
     def _vouch_for_weights(self, found: Found | None) -> tuple[InputFile, ...]:
@@ -283,46 +285,6 @@ class _Training:
             saver.saved_step = found.manifest.step
         return saver
 
-    def _find_checkpoint(self) -> Found | None:
-        options = self.options
-        folder = None if options.checkpoint_dir is None else Path(options.checkpoint_dir)
-        if options.resume is None:
-            if broadcast_value(folder is not None and has_checkpoints(folder), self._group):
-                raise UsageError(
-                    "holds checkpoints already",
-                    where=f"--checkpoint-dir {folder}",
-                    hint="--resume latest continues from them, or give another folder",
-                )
-            return None
-        found, skipped = find_checkpoint(options.resume, folder, self._group)
-        for sentence in skipped:
-            self._notice(sentence)
-        if found is None:
-            self._notice(f"no checkpoint in {folder} yet, starting from step 1")
-        else:
-            check_same_model(found, self.plan.model, _state_dtype(self.dtype), options.optimizer_kind)
-            if found.manifest.step > options.num_steps:
-                raise UsageError(
-                    f"has done {found.manifest.step} steps already, --steps {options.num_steps} asks for fewer",
-                    where=str(found.path),
-                )
-        return found
-
-    def _resume(self, engine: CephaloEngine, found: Found) -> None:
-        manifest = found.manifest
-        if manifest.data != self._source.digest:
-            raise ArtifactError(
-                "was trained on other data, so its position in the data means nothing here",
-                where=str(found.path),
-                hint="give the --data (and the sequence length) it was trained with",
-            )
-        load_shards(found, engine.shards(to_write=False), self._group)
-        engine.restored(
-            num_updates=manifest.num_updates, loss_scale=manifest.loss_scale, good_steps=manifest.good_steps
-        )
-        self.progress = _Progress(step=manifest.step, position=manifest.position)
-        self._notice(f"resumed from {found.path} after step {manifest.step}")
-
     def _save(self) -> None:
         if self.saver is None or not isinstance(self.engine, CephaloEngine):
             return
@@ -332,7 +294,7 @@ class _Training:
             seed=self.seed,
             data=self._source.digest,
             model=self.plan.model,
-            state_dtype=_state_dtype(self.dtype),
+            state_dtype=state_dtype(self.dtype),
             optimizer=self.options.optimizer_kind,
             num_updates=self.engine.num_updates,
             loss_scale=self.engine.scale.value,
@@ -374,24 +336,3 @@ def _report(training: _Training) -> TrainingResult | None:
         inputs=training.inputs,
     )
     return replace(result, unsaved=None if training.saver is None else training.saver.unsaved)
-
-
-def _seed(options: TrainOptions, found: Found | None) -> int:
-    """The seed in force.
-
-    Raises:
-        UsageError: Another one is asked for than the checkpoint's.
-    """
-    if found is None:
-        return options.seed or 0
-    if options.seed is not None and options.seed != found.manifest.seed:
-        raise UsageError(
-            f"the checkpoint was trained with --seed {found.manifest.seed}, --seed {options.seed} would shuffle anew",
-            where=str(found.path),
-            hint="leave --seed out",
-        )
-    return found.manifest.seed
-
-
-def _state_dtype(dtype: DType) -> DType:
-    return "float64" if dtype == "float64" else "float32"
