@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,6 +90,23 @@ def test_a_listener_that_fails_is_heard_of_and_ranks_are_watched_all_the_same(ma
         run_ranks("rank_entries:describe", {}, make_cluster([0.5, 1.5]), on_event=on_event, use_cgroups=False)
 
 
+HEAR_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""A shell that starts the tests in the background has them, and what they start, ignore SIGINT."""
+
+
+@contextlib.contextmanager
+def started(
+    code: str, *arguments: str, stdout: int | None = None, stderr: int | None = None
+) -> Iterator["subprocess.Popen[str]"]:
+    """Run code in a process that hears Ctrl-C and does not outlive the test."""
+    words = [sys.executable, "-c", HEAR_CTRL_C + code, *arguments]
+    with subprocess.Popen(words, text=True, env=_environ(), stdout=stdout, stderr=stderr) as parent:
+        try:
+            yield parent
+        finally:
+            parent.kill()
+
+
 @pytest.mark.parametrize(("entry", "num_signals"), [("wait_for_signal", 1), ("ignore_signals", 2)])
 def test_ctrl_c_ends_every_rank_and_a_second_one_does_not_wait(
     make_cluster: MakeCluster, entry: str, num_signals: int
@@ -102,9 +119,7 @@ def test_ctrl_c_ends_every_rank_and_a_second_one_does_not_wait(
         "except InterruptedRunError as error: sys.exit(error.exit_code)\n"
     )
     cluster = make_cluster([None, None]).model_dump_json(exclude_none=True)
-    with subprocess.Popen(
-        [sys.executable, "-c", code, cluster, entry], stdout=subprocess.PIPE, text=True, env=_environ()
-    ) as parent:
+    with started(code, cluster, entry, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pids = [int(parent.stdout.readline()) for _ in range(2)]
         assert all(map(alive, pids))
@@ -124,9 +139,7 @@ def test_ctrl_c_while_ranks_start_leaves_no_traceback(make_cluster: MakeCluster)
         "except InterruptedRunError as error: sys.exit(error.exit_code)\n"
     )
     cluster = make_cluster([None, None]).model_dump_json(exclude_none=True)
-    with subprocess.Popen(
-        [sys.executable, "-c", code, cluster], stderr=subprocess.PIPE, text=True, env=_environ()
-    ) as parent:
+    with started(code, cluster, stderr=subprocess.PIPE) as parent:
         assert parent.stderr is not None
         while sum(map(holds_back_ctrl_c, children(parent.pid))) < 2:
             assert parent.poll() is None
