@@ -104,12 +104,16 @@ def test_another_processor_is_only_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_first_signal_is_remembered_and_the_second_ends_the_process() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with StopSignals() as signals:
-        assert signals.received is None
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.received == signal.SIGTERM
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell has tests ignore it
+    try:
+        with StopSignals() as signals:
+            assert signals.received is None
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signals.received == signal.SIGTERM
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, heard)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
