@@ -84,7 +84,21 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  (stays open to the end)
     register_commands()
     with contextlib.redirect_stderr(Talk(sys.stderr)):
-        raise SystemExit(_run(arguments))
+        code = _run(arguments)
+    if arguments is None and "RANK" in os.environ:
+        _leave(code)
+    raise SystemExit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process of a rank at once.
+
+    A thread that waits for lost ranks, in torch's native code, would turn the interpreter's way out into an abort.
+    """
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _run(arguments: list[str] | None) -> int:
