@@ -3,7 +3,8 @@
     python tests/benchmarks/race.py alone|equal|unequal|memory|whole [--rounds N] [--steps N] [--only NAME,...]
 
 alone    world size 1 beside a plain PyTorch loop, on one core
-equal    two ranks of a core each; FSDP2 and DDP have the even split, which is the plan's too
+equal    two ranks of a core each; FSDP2 and DDP have the even split, which is the plan's too. Two plain loops that run
+         beside one another, with nothing to say to each other, show what the host's shared memory leaves to anybody
 unequal  four ranks of 0.8, 0.5, 0.3 and 0.2 of a core; FSDP2 and DDP have the even split
 memory   the same four, the fastest with little memory, which the kernel enforces: the even split dies of it
 whole    the same four, none with enough memory for the model alone
@@ -66,8 +67,8 @@ class Contestant:
     plan: Plan
     options: dict[str, Any] = field(default_factory=dict)
     """Training options."""
-    is_plain: bool = False
-    """Whether it is the plain PyTorch loop."""
+    loops_on: Cluster | None = None
+    """Where plain PyTorch loops run, one on each rank and each for itself, if it is these."""
 
 
 def cluster_of(name: str, devices: Sequence[tuple[str, float, int]]) -> Cluster:
@@ -106,7 +107,7 @@ def contestants(part: str, profile: Profile, batch_size: int) -> Iterator[Contes
 
     if part == "alone":
         alone = single("core", batch_size)
-        yield Contestant(name="plain", plan=alone, is_plain=True)
+        yield Contestant(name="plain", plan=alone, loops_on=alone.cluster)
         yield Contestant(name="cephalo", plan=alone)
         yield Contestant(name="fsdp2", plan=alone, options={"engine": "fsdp2"})
         return
@@ -132,7 +133,9 @@ def contestants(part: str, profile: Profile, batch_size: int) -> Iterator[Contes
     yield Contestant(name="fsdp2", plan=together, options=even | {"engine": "fsdp2"})
     yield Contestant(name="ddp", plan=together, options=even | {"engine": "ddp"})
     if part == "equal":
-        yield Contestant(name="single core", plan=single("core", batch_size // 2))
+        one = single("core", batch_size // 2)
+        yield Contestant(name="single core", plan=one)
+        yield Contestant(name="two loops at once", plan=one, loops_on=together.cluster)
     else:
         for rank in together.ranks:
             size = max(1, sum(rank.microbatch_sizes))
@@ -182,11 +185,12 @@ def train_plainly(_: Any, arguments: dict[str, Any]) -> list[float]:
 def run(contestant: Contestant, number: int, num_steps: int) -> Run:
     """Run one contestant once."""
     plan = contestant.plan
-    base = Run(name=contestant.name, round=number, num_samples=plan.global_batch_size)
+    num_loops = 1 if contestant.loops_on is None else len(contestant.loops_on.ranks)
+    base = Run(name=contestant.name, round=number, num_samples=plan.global_batch_size * num_loops)
     try:
-        if contestant.is_plain:
+        if contestant.loops_on is not None:
             arguments = {"plan": json.loads(store.dumps(plan)), "num_steps": num_steps}
-            seconds = run_ranks("race:train_plainly", arguments, plan.cluster)
+            seconds = run_ranks("race:train_plainly", arguments, contestant.loops_on)
             return Run(**(asdict(base) | {"steps_s": seconds[1:]}))
         options = TrainOptions(data=DATA, num_steps=num_steps, seed=0, **contestant.options)
         result = run_training(plan, options)

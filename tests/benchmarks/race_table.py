@@ -8,7 +8,7 @@ from cephalo_cli.quantities import format_bytes, format_seconds
 
 __all__ = ["Run", "table"]
 
-PEERS = ("fsdp2", "ddp", "plain")
+PEERS = ("fsdp2", "ddp", "plain", "two loops at once")
 """Contestants that others are compared with."""
 
 
