@@ -25,7 +25,6 @@ from cephalo_cli.planner.teams import Relaxed, Team, relax, root_teams
 __all__ = ["ColumnSearch"]
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 MAX_NODES = 20_000
 """Nodes after which the best plan is taken as if time were up, with its gap."""
@@ -167,7 +166,7 @@ class ColumnSearch:
             stages = np.maximum(stages, options.compute_s[row][self.stage_kinds] + moving)
             stages = np.maximum(stages, options.copy_s[row][self.stage_kinds])
         counts = np.array([stage.count for stage in problem.stages])
-        step = problem.exposed_floor_s + problem.exposed_slope_s * busiest + float(counts @ stages) + optimizer
+        step = problem.exposed.floor_s + problem.exposed.slope_s * busiest + float(counts @ stages) + optimizer
         if self.best is None or step < self.best.limits.step_s:
             rows: list[list[int]] = [[] for _ in problem.groups]
             for team in teams:

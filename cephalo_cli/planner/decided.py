@@ -19,7 +19,7 @@ from cephalo_cli.artifacts.plan import (
 )
 from cephalo_cli.artifacts.profile import Basis
 from cephalo_cli.costmodel import RankChoice, StepEstimate, rank_memory, step_estimate
-from cephalo_cli.planner.problem import startup_bytes
+from cephalo_cli.planner.groups import startup_bytes
 from cephalo_cli.quantities import format_bytes
 from cephalo_cli.schedule import StepStages, step_stages
 from cephalo_cli.units import model_units

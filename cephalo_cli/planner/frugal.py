@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cephalo_cli.costmodel import rank_memory
 from cephalo_cli.costmodel.memory import weights_bytes
-from cephalo_cli.planner.problem import DeviceGroup, Problem
+from cephalo_cli.planner.groups import DeviceGroup
+from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.rounds import uniform_sizes
 from cephalo_cli.planner.sizes import SizeCosts, size_costs
 from cephalo_cli.planner.split import find_split, largest_sum, stacked
@@ -97,9 +97,7 @@ def _on_rank(problem: Problem, group: DeviceGroup, sizes: tuple[int, ...], over_
 
 
 def _memory_terms(problem: Problem, group: DeviceGroup, sizes: tuple[int, ...]) -> dict[str, int]:
-    mode = group.modes[-1]
-    choice = mode.choice(group.name, sizes, 0.0)
-    memory = rank_memory(problem.basis, problem.settings, choice, step=problem.memory_step, num_ranks=problem.num_ranks)
+    memory = problem.memory(group.modes[-1].choice(group.name, sizes, 0.0))
     return {
         "buffers": memory.buffers_bytes,
         "working": memory.working_bytes,

@@ -93,8 +93,7 @@ class Search:
         ]
         self.slowest = max(group.optimizer_s for group in problem.groups)
         self.weights = np.array(problem.counts, dtype=np.float64)
-        busiest = 0.0 if problem.network is None else problem.network.least_busiest
-        self.least_exposed_s = problem.exposed_floor_s + problem.exposed_slope_s * busiest
+        self.least_exposed_s = problem.least_exposed_s
         self.best = best
         self.records = True
         self.timed_out = False
@@ -289,7 +288,7 @@ class Search:
             return curve(busiest) >= max(0.0, self.slowest * (1.0 - busiest))
 
         ends = []
-        for end in (network.least_busiest, network.num_ranks - 1.0 if network.direct else 1.0):
+        for end in (network.least_busiest, network.most_busiest):
             good, bad = inside, end
             if valid(end):
                 good = end
@@ -334,8 +333,7 @@ def price_rows(problem: Problem, options: Sequence[Options], rows: Sequence[Sequ
 
 def stage_floors(problem: Problem) -> Floats:
     """Least time of a stage by kind, set by the network under equal shares."""
-    busiest = 0.0 if problem.network is None else problem.network.least_busiest
     floors = np.full(len(problem.kinds), np.inf)
     for stage in problem.stages:
-        floors[stage.kind] = min(floors[stage.kind], stage.floor_s + stage.slope_s * busiest)
+        floors[stage.kind] = min(floors[stage.kind], stage.floor_s + stage.slope_s * problem.least_busiest)
     return floors

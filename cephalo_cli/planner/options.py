@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cephalo_cli.costmodel.compute import RankChoice
-from cephalo_cli.costmodel.memory import rank_memory
-from cephalo_cli.planner.problem import BLOCK_FORWARD, DeviceGroup, Problem
+from cephalo_cli.planner.groups import DeviceGroup
+from cephalo_cli.planner.kinds import BLOCK_FORWARD
+from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.sizes import SizeCosts, size_costs
 
 __all__ = [
@@ -185,8 +186,7 @@ def undominated(costs: Floats) -> npt.NDArray[np.bool_]:
 
 def empty_option(problem: Problem, group: DeviceGroup, history: History) -> Options:
     """The option of no samples; its mode does not matter."""
-    choice = group.modes[0].choice(group.name, (), 0.0)
-    memory = rank_memory(problem.basis, problem.settings, choice, step=problem.memory_step, num_ranks=problem.num_ranks)
+    memory = problem.memory(group.modes[0].choice(group.name, (), 0.0))
     zeros = np.zeros((1, len(problem.kinds)))
     nothing = np.zeros(1, dtype=np.int64)
     return Options(

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cephalo_cli.costmodel import RankChoice, rank_memory
+from cephalo_cli.costmodel import RankChoice
+from cephalo_cli.planner.groups import DeviceGroup
 from cephalo_cli.planner.options import BELOW
-from cephalo_cli.planner.problem import DeviceGroup, Problem
+from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.shares import ShareLimits, fair_shares
 from cephalo_cli.planner.sizes import kind_seconds
 
@@ -33,7 +34,7 @@ def _share_bounds(
     problem: Problem, group: DeviceGroup, choice: RankChoice, limits: ShareLimits
 ) -> tuple[float, float, float, float]:
     """Least and largest share, the share that would fill the memory, and the memory limit in shares."""
-    memory = rank_memory(problem.basis, problem.settings, choice, step=problem.memory_step, num_ranks=problem.num_ranks)
+    memory = problem.memory(choice)
     free = (memory.limit_bytes - memory.total_bytes) / problem.state_bytes * BELOW
     low, high = 0.0, min(1.0, free, group.startup_share)
     network = problem.network

@@ -10,7 +10,7 @@ from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.shares import ROUNDING
 from cephalo_cli.planner.sizes import rates
 
-__all__ = ["Reach", "compute_bound_s", "ideal_s", "least_busiest", "least_s", "reaches"]
+__all__ = ["Reach", "compute_bound_s", "ideal_s", "least_s", "reaches"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,24 +54,15 @@ def least_s(problem: Problem) -> float:
     """No plan of the problem is faster than this: samples split in any way, shares even."""
     floors = stage_floors(problem)
     counts = np.array(problem.counts, dtype=np.float64)
-    exposed = problem.exposed_floor_s + problem.exposed_slope_s * least_busiest(problem)
-    return exposed + ideal_s(problem, reaches(problem, floors, counts))
+    return problem.least_exposed_s + ideal_s(problem, reaches(problem, floors, counts))
 
 
 def compute_bound_s(problem: Problem) -> float:
     """No plan under any schedule is faster than this: samples split in any way, nothing but compute counted."""
     counts = np.array(problem.counts, dtype=np.float64)
-    floors = np.zeros(len(problem.kinds))
-    return ideal_s(
-        problem, [Reach(rates(problem, group), floors, counts, problem.batch_size) for group in problem.groups]
-    )
+    return ideal_s(problem, reaches(problem, np.zeros(len(problem.kinds)), counts))
 
 
 def reaches(problem: Problem, floors: Floats, counts: Floats) -> list[Reach]:
     """Reach of one rank of every group."""
     return [Reach(rates(problem, group), floors, counts, problem.batch_size) for group in problem.groups]
-
-
-def least_busiest(problem: Problem) -> float:
-    """The smallest w."""
-    return 0.0 if problem.network is None else problem.network.least_busiest

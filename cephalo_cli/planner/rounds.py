@@ -15,7 +15,8 @@ from cephalo_cli.costmodel import RankChoice
 from cephalo_cli.costmodel.memory import buffers_bytes, planned_state_bytes
 from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.planner.decided import Decided
-from cephalo_cli.planner.problem import DeviceGroup, Mode, Problem
+from cephalo_cli.planner.groups import DeviceGroup, Mode
+from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.sizes import size_costs
 from cephalo_cli.schedule import step_stages
 

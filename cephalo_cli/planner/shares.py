@@ -56,7 +56,7 @@ def fixed_seconds(problem: Problem, kinds_s: Sequence[float], busiest: float) ->
         kinds_s: Compute of one stage by kind.
         busiest: w.
     """
-    total = problem.exposed_floor_s + problem.exposed_slope_s * busiest
+    total = problem.exposed.floor_s + problem.exposed.slope_s * busiest
     for stage in problem.stages:
         total += stage.count * max(stage.floor_s + stage.slope_s * busiest, kinds_s[stage.kind])
     return total

@@ -7,9 +7,10 @@ import numpy.typing as npt
 
 from cephalo_cli.artifacts.profile import DeviceProfile, UnitKind
 from cephalo_cli.costmodel.compute import stage_s
-from cephalo_cli.costmodel.memory import rank_memory, working_bytes
+from cephalo_cli.costmodel.memory import working_bytes
 from cephalo_cli.costmodel.tables import interpolate
-from cephalo_cli.planner.problem import DeviceGroup, Mode, Problem
+from cephalo_cli.planner.groups import DeviceGroup, Mode
+from cephalo_cli.planner.problem import Problem
 from cephalo_cli.schedule import Phase
 from cephalo_cli.units import boundary_bytes
 
@@ -63,10 +64,7 @@ class SizeCosts:
 def size_costs(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int, *, trim: bool = True) -> SizeCosts:
     """Tabulate microbatches of 1 to ``max_size`` samples; with ``trim`` up to the last that fits by itself."""
     key = ("size_costs", group.name, mode, max_size, trim)
-    if key not in problem.tables:
-        problem.tables[key] = _size_costs(problem, group, mode, max_size, trim=trim)
-    found: SizeCosts = problem.tables[key]
-    return found
+    return problem.tabulated(key, lambda: _size_costs(problem, group, mode, max_size, trim=trim))
 
 
 def family_costs(problem: Problem, group: DeviceGroup, family: tuple[int, ...], max_size: int) -> SizeCosts:
@@ -134,28 +132,21 @@ def _size_costs(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int,
 
 def _beside(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int) -> Floats:
     """Bytes beside state and saved by largest size; buffers are a constant plus a multiple of the largest size."""
-    key = ("buffers", group.device.method == "imported", mode.offload)
-    if key not in problem.tables:
-        problem.tables[key] = tuple(
-            rank_memory(
-                problem.basis,
-                problem.settings,
-                Mode(recompute=True, offload=mode.offload).choice(group.name, sizes, 0.0),
-                step=problem.memory_step,
-                num_ranks=problem.num_ranks,
-            ).buffers_bytes
-            for sizes in ((), (1,))
-        )
-    none, one = problem.tables[key]
-    sizes = np.arange(max_size + 1, dtype=np.float64)
-    every = mode.recompute and mode.recompute_blocks is None
-    label = ("working", group.name, every, max_size)
-    if label not in problem.tables:
-        problem.tables[label] = [
-            working_bytes(group.device, (size,) if size else (), recompute=every) for size in range(max_size + 1)
-        ]
-    working = problem.tables[label]
-    return np.asarray(group.reserve_bytes + none + (one - none) * sizes + np.array(working, dtype=np.float64))
+    imported = group.device.method == "imported"
+
+    def buffers() -> tuple[int, int]:
+        mine = Mode(recompute=True, offload=mode.offload)
+        none, one = (problem.memory(mine.choice(group.name, sizes, 0.0)).buffers_bytes for sizes in ((), (1,)))
+        return none, one - none
+
+    def working() -> Floats:
+        sizes = [(size,) if size else () for size in range(max_size + 1)]
+        all_again = mode.recomputes_all
+        return np.array([working_bytes(group.device, each, recompute=all_again) for each in sizes], dtype=np.float64)
+
+    none, more = problem.tabulated(("buffers", imported, mode.offload), buffers)
+    live = problem.tabulated(("working", group.name, mode.recomputes_all, max_size), working)
+    return np.asarray(group.reserve_bytes + none + more * np.arange(max_size + 1, dtype=np.float64) + live)
 
 
 def _copies(problem: Problem, group: DeviceGroup, mode: Mode) -> tuple[Floats, Floats, Floats, Floats]:

@@ -32,7 +32,7 @@ from cephalo_cli.planner.options import (
 )
 from cephalo_cli.planner.place import place_shares
 from cephalo_cli.planner.problem import Problem
-from cephalo_cli.planner.reach import ideal_s, least_busiest, reaches
+from cephalo_cli.planner.reach import ideal_s, reaches
 from cephalo_cli.planner.shares import ROUNDING, ShareLimits
 from cephalo_cli.planner.teams import relax, root_teams
 from cephalo_cli.planner.tidy import tidy
@@ -90,16 +90,15 @@ def improve(
     effort = effort or Effort()
     floors = stage_floors(problem)
     counts = np.array(problem.counts, dtype=np.float64)
-    flat = np.zeros(len(problem.kinds)) if problem.moves else floors
+    flat = np.zeros(len(problem.kinds)) if problem.shares_cost_compute else floors
     ideal = ideal_s(problem, reaches(problem, floors, counts))
-    least_exposed = problem.exposed_floor_s + problem.exposed_slope_s * least_busiest(problem)
     known = Found(rows=(), limits=ShareLimits(known_s, 0.0, 0.0))
     none = Outcome(solution=None, lower_bound_s=known_s)
-    window = Window(floors_s=floors, counts=counts, budget_s=known_s - least_exposed, flat_s=flat)
+    window = Window(floors_s=floors, counts=counts, budget_s=known_s - problem.least_exposed_s, flat_s=flat)
     if ideal > window.budget_s:
         return none
     bounds = _bounds(problem, window)
-    if not problem.moves:
+    if not problem.shares_cost_compute:
         needed = _needed(problem, bounds, known, window=window, deadline=deadline)
         if needed is None:
             return none
@@ -111,11 +110,11 @@ def improve(
         raise AssertionError("a search does not lose its plan")
     settled: _Settled | None = None
     if not search.timed_out:
-        closer = replace(window, budget_s=search.best.limits.step_s - least_exposed)
+        closer = replace(window, budget_s=search.best.limits.step_s - problem.least_exposed_s)
         settled = _settle(problem, bounds, concrete, search.best, window=closer, deadline=deadline, effort=effort)
     if settled is None or not settled.proven:
         best = search.best if settled is None else settled.found
-        lower = ideal + least_exposed
+        lower = ideal + problem.least_exposed_s
         if bounded:
             lower = max(lower, _quick_bound(problem, bounds, best.limits.step_s, window))
         settled = _Settled(concrete if settled is None else settled.options, best, lower, proven=False)
@@ -128,7 +127,7 @@ def improve(
 def _quick_bound(problem: Problem, bounds: Sequence[Bounds], best_s: float, window: Window) -> float:
     """A bound on all plans from the options' bounds, without branching: nothing is found below the first of these."""
     relaxed = [without_dominated(bound.relaxed, window.flat_s) for bound in bounds]
-    if problem.moves:
+    if problem.shares_cost_compute:
         solved = relax(problem, relaxed, root_teams(problem, relaxed), scale_s=best_s)
         return best_s if solved is None else min(best_s, solved.bound)
     near, far = 0.0, 1.0
@@ -167,7 +166,7 @@ def fixed(problem: Problem, choices: Sequence[RankChoice]) -> Solution | None:
 
 def _limits_of(problem: Problem, choices: Sequence[RankChoice]) -> ShareLimits | None:
     options, rows = chosen_options(problem, choices)
-    if not problem.moves:
+    if not problem.shares_cost_compute:
         return price_rows(problem, options, rows)
     search = ColumnSearch(problem, options, None)
     search.settle(rows)
@@ -186,9 +185,8 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
     """
     floors = stage_floors(problem)
     counts = np.array(problem.counts, dtype=np.float64)
-    flat = np.zeros(len(problem.kinds)) if problem.moves else floors
+    flat = np.zeros(len(problem.kinds)) if problem.shares_cost_compute else floors
     ideal = ideal_s(problem, reaches(problem, floors, counts))
-    least_exposed = problem.exposed_floor_s + problem.exposed_slope_s * least_busiest(problem)
     budgets = [ideal * factor if factor < math.inf else math.inf for factor in BUDGETS]
     while budgets:
         window = Window(floors_s=floors, counts=counts, budget_s=budgets.pop(0), flat_s=flat)
@@ -200,14 +198,14 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
             if search.timed_out or (budgets == [math.inf] and not state_fits(problem)):
                 return None
             continue
-        spent = search.best.limits.step_s - least_exposed
+        spent = search.best.limits.step_s - problem.least_exposed_s
         if search.timed_out:
-            lower = min(ideal + least_exposed, bound)
+            lower = min(ideal + problem.least_exposed_s, bound)
             return _solution(problem, _Settled(concrete, search.best, lower, proven=False))
         if spent <= window.budget_s:
             window = replace(window, budget_s=spent)
             settled = _settle(problem, bounds, concrete, search.best, window=window, deadline=deadline)
-            unsettled = _Settled(concrete, search.best, ideal + least_exposed, proven=False)
+            unsettled = _Settled(concrete, search.best, ideal + problem.least_exposed_s, proven=False)
             return _solution(problem, settled or unsettled)
         budgets = [spent * (1.0 + ROUNDING)]
     return None
@@ -253,7 +251,7 @@ def _settle(
 ) -> _Settled | None:
     """Prove the best plan of the concrete options, or find a better one among all; None where time is up before."""
     proven = _Settled(concrete, best, best.limits.step_s * (1.0 - TOLERANCE), proven=True)
-    if not problem.moves:
+    if not problem.shares_cost_compute:
         needed = _needed(problem, bounds, best, window=window, deadline=deadline)
         if needed is None:
             return proven
@@ -286,14 +284,14 @@ def _searcher(
     best: Found | None,
     effort: Effort | None = None,
 ) -> Search | ColumnSearch:
-    if problem.moves:
+    if problem.shares_cost_compute:
         return ColumnSearch(problem, options, deadline, best, effort=effort)
     return Search(problem, options, deadline, best, effort)
 
 
 def _solution(problem: Problem, settled: _Settled) -> Solution:
     options, found, lower_bound_s = settled.options, settled.found, settled.lower_bound_s
-    if not problem.moves:
+    if not problem.shares_cost_compute:
         found = tidy(problem, options, found)
     by_rank: dict[int, RankChoice] = {}
     for group, listed, rows in zip(problem.groups, options, found.rows, strict=True):

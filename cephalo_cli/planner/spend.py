@@ -5,7 +5,7 @@ number of blocks that rank i recomputes.
 
 1. The best plan with c_i in {0, all} and the least K is found and proven as ever (`solve`).
 2. A *node* is a range of K and a set of cuts. Its relaxation takes the time of the largest K and the memory of the
-   smallest, and averages recomputed blocks within parts (see the note on parts in `problem`), so no plan of the node is
+   smallest, and averages recomputed blocks within parts (see the note on parts in `kinds`), so no plan of the node is
    faster than its best relaxed plan; that one is searched exactly, and only if it beats the best plan known.
 3. The relaxed plan's microbatches and c_i are priced as they are, at the largest K that fits: a new best plan, often.
 4. Where the relaxation promised more, the node is branched: by K while it has several, then by cutting the parts at
@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cephalo_cli.costmodel import RankChoice
+from cephalo_cli.planner.groups import DeviceGroup, partial_counts
 from cephalo_cli.planner.limits import Effort
-from cephalo_cli.planner.problem import DeviceGroup, Problem, Space, make_problem, partial_counts
+from cephalo_cli.planner.problem import Problem, Space, make_problem
 from cephalo_cli.planner.reach import least_s
 from cephalo_cli.planner.solve import Solution, fixed, improve, price, solve
 

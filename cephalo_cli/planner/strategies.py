@@ -19,7 +19,8 @@ from cephalo_cli.artifacts.plan import Alternative, Strategy
 from cephalo_cli.costmodel import RankChoice
 from cephalo_cli.errors import UsageError
 from cephalo_cli.planner.decided import Decided
-from cephalo_cli.planner.problem import DeviceGroup, Problem
+from cephalo_cli.planner.groups import DeviceGroup
+from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.rounds import largest_remainder, make_fsdp, make_poplar, make_whale, uniform_sizes
 from cephalo_cli.planner.sizes import SizeCosts, size_costs
 

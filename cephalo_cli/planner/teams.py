@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
+from cephalo_cli.planner.network import Network
 from cephalo_cli.planner.options import Options
-from cephalo_cli.planner.problem import Network, Problem
+from cephalo_cli.planner.problem import Problem
 
 __all__ = ["Relaxed", "Team", "relax", "root_teams"]
 
@@ -76,7 +77,7 @@ def relax(problem: Problem, options: Sequence[Options], teams: Sequence[Team], *
     value, variables, reduced = solved
     starts, num_options = program.starts, program.starts[-1]
     return Relaxed(
-        bound=value * scale_s + problem.exposed_floor_s,
+        bound=value * scale_s + problem.exposed.floor_s,
         weights=tuple(variables[start:stop] for start, stop in itertools.pairwise(starts)),
         shares=tuple(float(variables[num_options + index]) / team.count for index, team in enumerate(teams)),
         penalties_s=tuple(reduced[start:stop] * scale_s for start, stop in itertools.pairwise(starts)),
@@ -141,7 +142,7 @@ class _Program:
         totals = np.array([*(team.count for team in teams), problem.batch_size, 1.0], dtype=np.float64)
         cost = np.zeros(self.optimizer + 1)
         cost[self.first_stage : self.busiest] = [stage.count for stage in problem.stages]
-        cost[self.busiest], cost[self.optimizer] = problem.exposed_slope_s / self.scale_s, 1.0
+        cost[self.busiest], cost[self.optimizer] = problem.exposed.slope_s / self.scale_s, 1.0
         solved = linprog(
             cost,
             A_ub=np.array(self.rows),

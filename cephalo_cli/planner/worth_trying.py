@@ -5,7 +5,7 @@ from dataclasses import replace
 from cephalo_cli.artifacts.plan import Plan, PlanSettings
 from cephalo_cli.costmodel import RankChoice, rank_memory
 from cephalo_cli.planner.explain import phases_that_wait, plan_choices
-from cephalo_cli.planner.problem import partial_counts
+from cephalo_cli.planner.groups import partial_counts
 from cephalo_cli.schedule import StepStages, plan_stages, step_stages
 
 __all__ = ["worth_trying"]

@@ -322,7 +322,7 @@ def test_the_random_instances_reach_every_corner(random_profile: Callable[..., P
         corners["direct"] += problem.network is not None and problem.network.direct
         corners["ring"] += problem.network is not None and not problem.network.direct
         corners["ideal"] += problem.network is None
-        corners["moving"] += problem.moves
+        corners["moving"] += problem.shares_cost_compute
         corners["no samples"] += any(not choice.microbatch_sizes for choice in solution.choices)
         corners["no state"] += any(choice.state_share == 0 for choice in solution.choices)
         corners["no recompute"] += any(not choice.recompute for choice in solution.choices)

@@ -32,7 +32,7 @@ def by_linear_program(problem: Problem, kinds_s: Sequence[float], holders: Seque
         add(-kinds_s[stage.kind], {count + index: -1.0})
     unit = 1e-3
     scale = np.array([1.0] * count + [unit] * stages + [1.0, unit])
-    cost = np.array([0.0] * count + [stage.count for stage in problem.stages] + [problem.exposed_slope_s, 1.0])
+    cost = np.array([0.0] * count + [stage.count for stage in problem.stages] + [problem.exposed.slope_s, 1.0])
     equal = np.array([[holder.count for holder in holders] + [0] * (stages + 2)], dtype=float)
     bounds = [(0.0, holder.cap) for holder in holders] + [(0.0, None)] * (stages + 2)
     solved = linprog(
@@ -44,7 +44,7 @@ def by_linear_program(problem: Problem, kinds_s: Sequence[float], holders: Seque
         bounds=bounds,
         options={"primal_feasibility_tolerance": 1e-10},
     )
-    return None if solved.fun is None else float(solved.fun) * unit + problem.exposed_floor_s
+    return None if solved.fun is None else float(solved.fun) * unit + problem.exposed.floor_s
 
 
 @pytest.mark.parametrize("chunk", range(10))
