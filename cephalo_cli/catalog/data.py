@@ -14,7 +14,7 @@ from pydantic import Field
 
 from cephalo_cli.artifacts.base import DType, NumBytes, PositiveFloat, PositiveInt, Value
 from cephalo_cli.artifacts.cluster import Backend
-from cephalo_cli.artifacts.faults import nearest
+from cephalo_cli.catalog.suggest import suggestion
 from cephalo_cli.errors import ArtifactError
 
 __all__ = [
@@ -138,7 +138,7 @@ def find(name: str, records: Mapping[str, R], aliases: Callable[[R], Iterable[st
     names = {other: key for key, record in records.items() for other in (key, *aliases(record))}
     if wanted in names:
         return names[wanted]
-    hint = nearest(wanted, names) or f"cephalo catalog {what}s lists them"
+    hint = suggestion(wanted, names, kind=f"{what}s")
     raise ArtifactError(f"the catalog has no {what} {name!r}", where=where, hint=hint)
 
 

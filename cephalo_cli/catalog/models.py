@@ -56,8 +56,17 @@ def load_model(text: str) -> tuple[Model, tuple[InputFile, ...]]:
         return model(text), ()
     except ArtifactError as error:
         if len(path.parts) > 1:
-            raise ArtifactError("no such file", where=text, hint="give a model file or a catalog name") from error
+            raise ArtifactError("no such file", where=text, hint=_instead(path.name)) from error
         raise
+
+
+def _instead(name: str) -> str:
+    """What to give instead of a path that leads nowhere, such as a name of the Hugging Face hub."""
+    try:
+        key = model(name).name
+    except ArtifactError:
+        return "give a model file or a catalog name"
+    return f"nothing is downloaded, but the catalog has {key!r}"
 
 
 def _read(path: Path) -> Model:

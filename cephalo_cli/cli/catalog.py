@@ -29,15 +29,17 @@ def command(
 ) -> None:
     """List what --gpus and --model know by name, search it, or show one entry with the source of every number."""
     from cephalo_cli.cli.output import Output
-    from cephalo_cli.reporting.describe_catalog import catalog_entry, catalog_list, entry_parts, entry_plain
+    from cephalo_cli.reporting.describe_catalog import catalog_entry, catalog_list, entry_parts, entry_plain, relatives
     from cephalo_cli.reporting.sheet import plain, rendered
 
     out = Output(json=json, quiet=quiet)
     key = None if name is None else catalog_entry(kind, name)
-    if key is not None:
+    if name is not None and key is not None:
+        others = relatives(kind, key, name)
+        told = entry_plain(kind, key) | {"others": others}
         out.data(
-            lambda: json_text.dumps(entry_plain(kind, key), indent=2, ensure_ascii=False) + "\n",
-            lambda: rendered(entry_parts(kind, key)),
+            lambda: json_text.dumps(told, indent=2, ensure_ascii=False) + "\n",
+            lambda: [*rendered(entry_parts(kind, key)), *([f"\nSee also {', '.join(others)}."] if others else [])],
         )
         return
     found = catalog_list(kind, name)

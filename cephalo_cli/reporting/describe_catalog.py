@@ -20,7 +20,7 @@ from cephalo_cli.catalog.models import model_in_tables
 from cephalo_cli.reporting.describe_inputs import describe_model
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Kind, Part, Sheet, Value, shown
 
-__all__ = ["CatalogKind", "catalog_entry", "catalog_list", "entry_parts", "entry_plain"]
+__all__ = ["CatalogKind", "catalog_entry", "catalog_list", "entry_parts", "entry_plain", "relatives"]
 
 CatalogKind: TypeAlias = Literal["devices", "models"]
 STATE_BYTES = 16
@@ -54,6 +54,16 @@ def catalog_list(kind: CatalogKind, word: str | None = None) -> Sheet:
 def entry_parts(kind: CatalogKind, key: str) -> list[Part]:
     """Say everything about one entry, with the source of every number."""
     return _device_parts(key) if kind == "devices" else _model_parts(key)
+
+
+def relatives(kind: CatalogKind, key: str, name: str) -> list[str]:
+    """Ids of the other entries in whose id or aliases a name occurs that means one of them: ``a100``, the 80 GB one."""
+    word = normal(name)
+    return [
+        other
+        for other, record in _records(kind).items()
+        if other != key and any(word in called for called in (other, *record.aliases))
+    ]
 
 
 def entry_plain(kind: CatalogKind, key: str) -> dict[str, object]:

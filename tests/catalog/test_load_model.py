@@ -402,8 +402,10 @@ def test_one_door_takes_names_artifacts_configurations_and_folders(tmp_path: Pat
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"the catalog has no model 'gpt3'.*did you mean 'gpt2'"):
+    with pytest.raises(ArtifactError, match=r"the catalog has no model 'gpt3' \(cephalo catalog models gpt lists"):
         catalog.load_model("gpt3")
+    with pytest.raises(ArtifactError, match=r"no such file \(nothing is downloaded, but the catalog has 'lla"):
+        catalog.load_model("meta-llama/Llama-3.2-1B")
     with pytest.raises(ArtifactError, match="no such file"):
         catalog.load_model(str(tmp_path / "gone.json"))
     with pytest.raises(ArtifactError, match="no such file"):

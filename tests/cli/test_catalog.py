@@ -46,6 +46,15 @@ def test_an_alias_leads_to_its_entry() -> None:
     assert json.loads(cephalo("catalog", "devices", "3090", "--json").out)["id"] == "rtx-3090"
 
 
+def test_a_name_that_means_one_entry_tells_of_the_others_it_is_part_of() -> None:
+    text = cephalo("catalog", "devices", "a100").out
+    assert text.startswith("a100-80gb: ")
+    assert " ".join(text.split()).endswith("See also a100-40gb, a100-pcie-40gb, a100-pcie-80gb.")
+    told = json.loads(cephalo("catalog", "devices", "a100", "--json").out)
+    assert told["others"] == ["a100-40gb", "a100-pcie-40gb", "a100-pcie-80gb"]
+    assert "See also" not in cephalo("catalog", "devices", "t4").out
+
+
 @pytest.mark.parametrize("name", ["llama_7b", "llama-7b", "bert_large", "Llama_7B"])
 def test_a_models_name_means_what_it_means_to_other_commands(name: str) -> None:
     told = json.loads(cephalo("catalog", "models", name, "--json").out)
