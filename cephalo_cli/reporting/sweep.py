@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = ["Sweep"]
 
 WIDTH, HEIGHT = 10.0, 3.6
 OVER = "#C00000"
+_OF_SEVERAL = re.compile(r"(\d+) of \d+ ranks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +49,8 @@ class Sweep:
                 Column(key="step_s", title="step", kind="seconds"),
                 Column(key="step_ratio", title="time", kind="ratio"),
                 Column(key="samples_per_s", title="samples/s", kind="count"),
-                Column(key="wait_fraction", title="mean wait", kind="percent"),
-                Column(key="peak_memory_fraction", title="fullest rank", kind="percent"),
+                Column(key="wait_fraction", title="waits", kind="percent"),
+                Column(key="peak_memory_fraction", title="fullest", kind="percent"),
                 Column(key="bottleneck", title="bottleneck"),
             ),
             rows=tuple(rows),
@@ -109,8 +111,14 @@ class Sweep:
             "samples_per_s": report.samples_per_s,
             "wait_fraction": waits / report.step_s if report.step_s else None,
             "peak_memory_fraction": _fullest(report),
-            "bottleneck": (report.bottleneck or "").partition(":")[0].partition(" (")[0],
+            "bottleneck": _brief(report.bottleneck or ""),
         }
+
+
+def _brief(bottleneck: str) -> str:
+    """The part of a report's sentence that says what a step is bound by, short enough for a column."""
+    what = bottleneck.partition(":")[0].partition(" (")[0].partition(",")[0]
+    return _OF_SEVERAL.sub(r"\1 ranks", what).replace("Copies to and from host memory", "Host copies")
 
 
 def _fullest(report: Report) -> float:

@@ -38,7 +38,31 @@ def test_the_table_fits_and_marks_what_does_not() -> None:
     assert max(len(line) for line in text.splitlines()) <= 80
     assert text.count(" !") == 1
     assert "Sweep of device_types.fast.memory_bytes" in text
-    assert "Compute of rank 1" in " ".join(text.split())
+    assert text.count("Compute of rank 1\n") == 3
+
+
+def test_a_row_is_a_line_whatever_the_step_is_bound_by() -> None:
+    swept = memory_sweep()
+    sentences = (
+        "Compute of 12 of 1024 ranks, such as rank 0 (rtx-3090 on tower): 90.0 % of the step, and so on.",
+        "Copies to and from host memory: rank 1 (p40 on tower) waits for them 60.0 % of the step.",
+        "The network: even rank 1 (p40 on tower) waits for it 55.0 % of the step, mostly for parameters.",
+    )
+    reports = tuple(
+        report.model_copy(update={"bottleneck": words, "step_s": 123.456, "samples_per_s": 1234.5})
+        for report, words in zip(swept.reports, sentences, strict=True)
+    )
+    wide = Sweep(changes=tuple(f"x.y={value}" for value in (12_500_000_000, 1, 2)), reports=reports)
+    out = io.StringIO()
+    for renderable in wide.tables():
+        Console(file=out, width=80).print(renderable)
+    rows = out.getvalue().splitlines()
+    assert len(rows) == 3 + len(reports)
+    assert [row.rpartition("%")[2].strip(" !") for row in rows[3:]] == [
+        "Compute of 12 ranks",
+        "Host copies",
+        "The network",
+    ]
 
 
 def test_the_picture_names_values_and_units(tmp_path: Path) -> None:
