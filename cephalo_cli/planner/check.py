@@ -9,8 +9,11 @@ from typing import NoReturn
 from cephalo_cli.artifacts.faults import one_of, shown
 from cephalo_cli.artifacts.plan import Plan, RankPlan
 from cephalo_cli.errors import ArtifactError
-from cephalo_cli.planner.recount import RankAccount, StepAccount
+from cephalo_cli.planner.recount import by_rank
+from cephalo_cli.planner.recount_memory import RankMemory
+from cephalo_cli.planner.recount_time import RankTime, StepTime
 from cephalo_cli.quantities import format_bytes, format_seconds
+from cephalo_cli.schedule import plan_stages
 from cephalo_cli.units import num_parameters
 
 __all__ = ["check_plan"]
@@ -32,20 +35,16 @@ def check_plan(plan: Plan) -> None:
         ArtifactError: A number does not hold; the message names its field, what was found and what was expected.
     """
     _check_model(plan)
-    account = StepAccount(plan)
+    step = plan_stages(plan)
+    memories, time = by_rank(plan, lambda rank: RankMemory(plan, rank, step)), StepTime(plan, step)
     _check_splits(plan)
     _check_kept(plan)
-    verified: set[int] = set()
-    for index, (rank, counted) in enumerate(zip(plan.ranks, account.ranks, strict=True)):
+    for index, (rank, memory, seconds) in enumerate(zip(plan.ranks, memories, time.ranks, strict=True)):
         where = f"ranks[{index}]"
         _check_settings(plan, rank, where)
-        _check_memory(rank, counted, where)
-        if id(counted) not in verified:
-            _check_times(rank, counted, where)
-            verified.add(id(counted))
-        elif rank.expected != counted.rank.expected:
-            _check_times(rank, counted, where)
-    _check_step(plan, account)
+        _check_memory(rank, memory, where)
+        _check_times(rank, seconds, where)
+    _check_step(plan, time)
     _check_proof(plan)
     _check_alternatives(plan)
 
@@ -111,32 +110,31 @@ def _check_settings(plan: Plan, rank: RankPlan, where: str) -> None:
         _fail(f"{where}.microbatch_sizes", f"found {list(rank.microbatch_sizes)}, but only size {only} is allowed")
 
 
-def _check_memory(rank: RankPlan, counted: RankAccount, where: str) -> None:
+def _check_memory(rank: RankPlan, counted: RankMemory, where: str) -> None:
     memory = rank.memory
     for name, found, expected in (
-        ("state_bytes", memory.state_bytes, counted.state_bytes()),
-        ("buffers_bytes", memory.buffers_bytes, counted.buffers_bytes()),
-        ("working_bytes", memory.working_bytes, counted.working_bytes()),
-        ("saved_bytes", memory.saved_bytes, counted.saved_bytes()),
-        ("reserve_bytes", memory.reserve_bytes, counted.reserve_bytes()),
-        ("limit_bytes", memory.limit_bytes, counted.limit_bytes()),
+        ("state_bytes", memory.state_bytes, counted.state_bytes),
+        ("buffers_bytes", memory.buffers_bytes, counted.buffers_bytes),
+        ("working_bytes", memory.working_bytes, counted.working_bytes),
+        ("saved_bytes", memory.saved_bytes, counted.saved_bytes),
+        ("reserve_bytes", memory.reserve_bytes, counted.reserve_bytes),
+        ("limit_bytes", memory.limit_bytes, counted.limit_bytes),
     ):
         if abs(found - expected) > ROUNDED_BYTES + CLOSE * expected:
             _fail(f"{where}.memory.{name}", f"found {found}, expected {expected}")
     if memory.total_bytes > memory.limit_bytes:
         over = format_bytes(memory.total_bytes - memory.limit_bytes)
         _fail(f"{where}.memory.total_bytes", f"{format_bytes(memory.total_bytes)} is {over} over the limit")
-    startup = counted.startup_bytes()
-    if startup > memory.limit_bytes:
-        over = format_bytes(startup - memory.limit_bytes)
+    if counted.startup_bytes > memory.limit_bytes:
+        over = format_bytes(counted.startup_bytes - memory.limit_bytes)
         _fail(f"{where}.memory", f"starting up needs its shard and one whole unit: {over} over the limit")
 
 
-def _check_times(rank: RankPlan, counted: RankAccount, where: str) -> None:
+def _check_times(rank: RankPlan, counted: RankTime, where: str) -> None:
     for name, found, expected in (
-        ("forward_s", rank.expected.forward_s, counted.whole_seconds(backward=False)),
-        ("backward_s", rank.expected.backward_s, counted.whole_seconds(backward=True)),
-        ("optimizer_s", rank.expected.optimizer_s, counted.optimizer_s()),
+        ("forward_s", rank.expected.forward_s, counted.forward_s),
+        ("backward_s", rank.expected.backward_s, counted.backward_s),
+        ("optimizer_s", rank.expected.optimizer_s, counted.optimizer_s),
     ):
         _same_seconds(f"{where}.expected.{name}", found, expected)
 
@@ -146,9 +144,9 @@ def _same_seconds(where: str, found: float, expected: float) -> None:
         _fail(where, f"found {found:.12g} ({format_seconds(found)}), expected {expected:.12g}")
 
 
-def _check_step(plan: Plan, account: StepAccount) -> None:
+def _check_step(plan: Plan, time: StepTime) -> None:
     expected = plan.expected
-    _same_seconds("expected.step_s", expected.step_s, account.step_s())
+    _same_seconds("expected.step_s", expected.step_s, time.step_s())
     rate = plan.global_batch_size / expected.step_s if expected.step_s > 0 else 0.0
     _same_seconds("expected.samples_per_s", expected.samples_per_s, rate)
     tokens = rate * plan.model.tokens_per_sample(plan.seq_len)
