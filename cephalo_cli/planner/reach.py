@@ -5,12 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from cephalo_cli.planner.limits import stage_floors
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.shares import ROUNDING
 from cephalo_cli.planner.sizes import rates
 
-__all__ = ["Reach", "compute_bound_s", "ideal_s", "least_s", "reaches"]
+__all__ = ["Reach", "compute_bound_s", "ideal_s", "least_s", "reaches", "stage_floors"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,6 +60,14 @@ def compute_bound_s(problem: Problem) -> float:
     """No plan under any schedule is faster than this: samples split in any way, nothing but compute counted."""
     counts = np.array(problem.counts, dtype=np.float64)
     return ideal_s(problem, reaches(problem, np.zeros(len(problem.kinds)), counts))
+
+
+def stage_floors(problem: Problem) -> Floats:
+    """Least time of a stage by kind, set by the network under equal shares."""
+    floors = np.full(len(problem.kinds), np.inf)
+    for stage in problem.stages:
+        floors[stage.kind] = min(floors[stage.kind], stage.floor_s + stage.slope_s * problem.least_busiest)
+    return floors
 
 
 def reaches(problem: Problem, floors: Floats, counts: Floats) -> list[Reach]:

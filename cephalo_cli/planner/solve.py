@@ -2,8 +2,9 @@
 
 1. Bound from below what a sample costs each device group at best; divide the batch by it: no plan is faster. A first
    budget is a little above that bound.
-2. Bound every option within the budget from both sides (`bounds`), and search the concrete ones (`limits`, or `columns`
-   where shares act on compute). Their best plan is the new budget: an option that alone takes longer is out.
+2. Bound every option within the budget from both sides (`bounds`), and search the concrete ones (`limit_search`, or
+   `team_search` where shares act on compute). Their best plan is the new budget: an option that alone takes longer is
+   out.
 3. Search the lower bounds for the limits that any better plan needs. Below those all options are alike, which closes
    nearly all of them; where bound and concrete option still differ, list the options exactly (`microbatches`).
 4. Search what is listed. Nothing is left out, so the result is the optimum.
@@ -18,9 +19,8 @@ import numpy.typing as npt
 
 from cephalo_cli.costmodel import RankChoice, step_estimate
 from cephalo_cli.planner.bounds import Bounds, bound_options, open_samples
-from cephalo_cli.planner.columns import ColumnSearch
 from cephalo_cli.planner.frugal import state_fits
-from cephalo_cli.planner.limits import TOLERANCE, Effort, Found, Search, price_rows, stage_floors
+from cephalo_cli.planner.limit_search import TOLERANCE, LimitSearch, price_rows
 from cephalo_cli.planner.microbatches import list_exactly
 from cephalo_cli.planner.options import (
     Listing,
@@ -32,8 +32,10 @@ from cephalo_cli.planner.options import (
 )
 from cephalo_cli.planner.place import place_shares
 from cephalo_cli.planner.problem import Problem
-from cephalo_cli.planner.reach import ideal_s, reaches
+from cephalo_cli.planner.reach import ideal_s, reaches, stage_floors
+from cephalo_cli.planner.search import Effort, Found, Search
 from cephalo_cli.planner.shares import ROUNDING, ShareLimits
+from cephalo_cli.planner.team_search import TeamSearch
 from cephalo_cli.planner.teams import relax, root_teams
 from cephalo_cli.planner.tidy import tidy
 
@@ -104,7 +106,7 @@ def improve(
             return none
         window = replace(window, floors_s=needed, flat_s=needed)
     concrete = [without_dominated(bound.concrete, window.flat_s) for bound in bounds]
-    search = _searcher(problem, concrete, deadline, known, effort=effort)
+    search = _searcher(problem, concrete, deadline, known, effort)
     search.run()
     if search.best is None:
         raise AssertionError("a search does not lose its plan")
@@ -145,7 +147,7 @@ def _quick_bound(problem: Problem, bounds: Sequence[Bounds], best_s: float, wind
 def _none_below(problem: Problem, relaxed: Sequence[Options], step_s: float) -> bool:
     """Whether not even the options' bounds make a plan below a step, as far as one look tells."""
     target = Found(rows=(), limits=ShareLimits(step_s, 0.0, 0.0))
-    return Search(problem, relaxed, None, target).needed() is None
+    return LimitSearch(problem, relaxed, best=target).needed() is None
 
 
 def price(problem: Problem, choices: Sequence[RankChoice]) -> float | None:
@@ -168,7 +170,7 @@ def _limits_of(problem: Problem, choices: Sequence[RankChoice]) -> ShareLimits |
     options, rows = chosen_options(problem, choices)
     if not problem.shares_cost_compute:
         return price_rows(problem, options, rows)
-    search = ColumnSearch(problem, options, None)
+    search = TeamSearch(problem, options)
     search.settle(rows)
     return None if search.best is None else search.best.limits
 
@@ -236,7 +238,7 @@ def _needed(
 ) -> Floats | None:
     """Limits by kind that every plan better than the best one needs; None where there is no such plan."""
     relaxed = [without_dominated(bound.relaxed, window.flat_s) for bound in bounds]
-    return Search(problem, relaxed, deadline, best).needed()
+    return LimitSearch(problem, relaxed, deadline, best).needed()
 
 
 def _settle(
@@ -269,7 +271,7 @@ def _settle(
         listed.append(without_dominated(join_options(parts), window.flat_s) if len(parts) > 1 else known)
     if all(now is before for now, before in zip(listed, concrete, strict=True)):
         return proven
-    search = _searcher(problem, listed, deadline, best, effort=effort)
+    search = _searcher(problem, listed, deadline, best, effort)
     lower = search.run()
     if search.best is None:
         raise AssertionError("a search does not lose its plan")
@@ -283,10 +285,9 @@ def _searcher(
     deadline: float | None,
     best: Found | None,
     effort: Effort | None = None,
-) -> Search | ColumnSearch:
-    if problem.shares_cost_compute:
-        return ColumnSearch(problem, options, deadline, best, effort=effort)
-    return Search(problem, options, deadline, best, effort)
+) -> Search:
+    kind = TeamSearch if problem.shares_cost_compute else LimitSearch
+    return kind(problem, options, deadline, best, effort)
 
 
 def _solution(problem: Problem, settled: _Settled) -> Solution:

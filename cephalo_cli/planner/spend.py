@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 
 from cephalo_cli.costmodel import RankChoice
 from cephalo_cli.planner.groups import DeviceGroup, partial_counts
-from cephalo_cli.planner.limits import Effort
 from cephalo_cli.planner.problem import Problem, Space, make_problem
 from cephalo_cli.planner.reach import least_s
+from cephalo_cli.planner.search import Effort
 from cephalo_cli.planner.solve import Solution, fixed, improve, price, solve
 
 __all__ = ["Plan", "best_plan", "widest"]
@@ -35,7 +35,7 @@ MAX_NODES = 1_000
 """Nodes after which the best plan is taken with its gap."""
 
 EFFORT = 3e6
-"""Effort (`limits.Effort`) after which it is too, unless the search is thorough: about half a second."""
+"""Effort (`search.Effort`) after which it is too, unless the search is thorough: about half a second."""
 
 GLANCES = 8
 """Numbers of recomputed blocks to look at first."""

@@ -8,11 +8,14 @@ import numpy.typing as npt
 from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.split import find_split
 
-__all__ = ["Stack"]
+__all__ = ["Mask", "Rows", "Stack"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+"""Which options of a stack are admitted."""
+Rows = tuple[tuple[int, ...], ...]
+"""Option row of every rank, group by group."""
 
 
 class Stack:
@@ -46,9 +49,7 @@ class Stack:
         found[self.groups[admitted]] = self.caps[admitted]  # the last one stays: the largest share
         return [float(cap) for cap in found]
 
-    def split(
-        self, admitted: Mask, counts: Ints, total: int, least: float, most: Floats
-    ) -> tuple[tuple[int, ...], ...] | None:
+    def split(self, admitted: Mask, counts: Ints, total: int, least: float, most: Floats) -> Rows | None:
         """Rows of every rank so that the batch is split and shares between least and most sum to 1.
 
         Args:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from cephalo_cli.planner.limits import Found, price_rows
+from cephalo_cli.planner.limit_search import price_rows
 from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Problem
+from cephalo_cli.planner.search import Found
 
 __all__ = ["tidy"]
 

@@ -9,20 +9,20 @@ the bound to the best plan known are left out below a node.
 import heapq
 import itertools
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from cephalo_cli.planner.limits import Effort, Found, Search
+from cephalo_cli.planner.limit_search import LimitSearch
 from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Problem
+from cephalo_cli.planner.search import Effort, Found, Search
 from cephalo_cli.planner.shares import ShareLimits
 from cephalo_cli.planner.teams import Relaxed, Team, relax, root_teams
 
-__all__ = ["ColumnSearch"]
+__all__ = ["TeamSearch"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,28 +36,26 @@ TOLERANCE = 1e-9
 """Relative distance between the best plan and what is proven: the accuracy of the linear programs."""
 
 
-class ColumnSearch:
+class TeamSearch(Search):
     """Branch and bound over options with a linear program a node."""
+
+    tolerance = TOLERANCE
 
     def __init__(
         self,
         problem: Problem,
         options: Sequence[Options],
-        deadline: float | None,
+        deadline: float | None = None,
         best: Found | None = None,
-        *,
         effort: Effort | None = None,
     ) -> None:
-        self.problem, self.options, self.deadline = problem, options, deadline
+        super().__init__(problem, options, deadline, best, effort)
         self.stage_kinds = np.array([stage.kind for stage in problem.stages])
         self.moved = np.array([stage.moved_bytes for stage in problem.stages], dtype=np.float64)
-        self.best = best
-        self.timed_out = False
         self.nodes = 0
-        self.effort = effort or Effort()
 
     def run(self) -> float:
-        """Search to the end or the deadline; returns the proven lower bound (`best` holds the plan)."""
+        """Search to the end or until stopped; returns the proven lower bound in seconds (`best` holds the plan)."""
         if self.best is None:
             self._start()
         numbers = itertools.count()
@@ -68,18 +66,12 @@ class ColumnSearch:
             bound, _, teams, relaxed = heapq.heappop(nodes)
             if bound >= self.target:
                 break
-            late = self.deadline is not None and time.monotonic() > self.deadline
-            if late or self.nodes > MAX_NODES or self.effort.left < 0:
+            if self.must_stop() or self.nodes > MAX_NODES:
                 self.timed_out = True
                 return bound
             for child in self._branch(teams, relaxed):
                 self._push(nodes, numbers, child)
         return self.target
-
-    @property
-    def target(self) -> float:
-        """Only plans below this value are still looked for."""
-        return math.inf if self.best is None else self.best.limits.step_s * (1.0 - TOLERANCE)
 
     def settle(self, rows: tuple[tuple[int, ...], ...]) -> None:
         """Find the best shares for one option a rank."""
@@ -91,7 +83,7 @@ class ColumnSearch:
 
     def _start(self) -> None:
         """A first plan: the best one if shares did not act on compute."""
-        search = Search(self.problem, self.options, self.deadline)
+        search = LimitSearch(self.problem, self.options, self.deadline)
         search.run()
         if search.best is not None:
             self._settle(_teams_of(search.best.rows))
