@@ -10,7 +10,7 @@ from cephalo_cli import catalog
 from cephalo_cli.catalog.data import model_records
 from cephalo_cli.models import build_unit
 from cephalo_cli.units import model_units
-from tests.catalog.test_load_model import CONFIGS
+from tests.catalog.configs import CONFIGS
 
 
 @pytest.mark.parametrize("name", CONFIGS)
