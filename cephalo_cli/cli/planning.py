@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from cephalo_cli.cli.gpus import common_dtype, fitting_command
 from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Optimizer, RecomputeChoice, SwitchChoice, check_length
-from cephalo_cli.errors import InfeasibleError, UsageError
+from cephalo_cli.errors import CephaloError, InfeasibleError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +26,8 @@ __all__ = ["Question", "check_file"]
 LARGEST_BATCH = 1024
 MEMORY_FRACTION = 0.9
 SEVERAL = ("auto", "max")
+ADAPTERS = "rank=8"
+"""What --lora is tried with where nothing fits."""
 
 
 def check_file(out: "Output", path: str, *, alone: bool) -> None:
@@ -91,7 +93,7 @@ class Question:
         if out.path is not None:
             store.check_writable(out.path, force=force)
         basis, inputs = self._basis(out)
-        with out.progress("planning"), self._repaired():
+        with out.progress("planning"), self._repaired(basis, batch):
             plans = self._plans(basis, batch, settings, inputs, out)
         explanation = None
         if self.explain:
@@ -234,17 +236,45 @@ class Question:
         return estimate_profile(cluster, shape, seq_len=self.seq_len, dtype=dtype), inputs
 
     @contextmanager
-    def _repaired(self) -> Iterator[None]:
-        """Put the command that would fit into the answer that nothing fits, where the devices are options too."""
+    def _repaired(self, basis: "Basis", batch: int | None) -> Iterator[None]:
+        """Put what would fit into the answer that nothing fits: a command, and adapters."""
         try:
             yield
         except InfeasibleError as error:
-            if self.gpus is not None and error.hint is not None:
+            if error.hint is None:
+                raise
+            if self.gpus is not None:
                 if not error.hint.startswith("--"):
                     error.hint = self._wider_repair() or error.hint
                 command = fitting_command(error.hint, self.gpus, self._given())
                 error.hint += "" if command is None else f": {command}"
+            adapters = self._fitting_adapters(basis, 1 if batch is None else batch)
+            if adapters is not None:
+                where = "add" if self.gpus is not None else "profile again with"
+                error.hint += f"; or train adapters only, which fits: {where} --lora {adapters}"
             raise
+
+    def _fitting_adapters(self, basis: "Basis", batch: int) -> str | None:
+        """Adapters that would fit, the model kept in float32 or else in the compute dtype.
+
+        None where none do, and where durations are measured, as theirs would have to be.
+        """
+        from cephalo_cli.cli.lora import with_adapters
+        from cephalo_cli.planner.repair import fits
+        from cephalo_cli.profiler import estimate_profile
+
+        if basis.model.lora is not None or any(device.method != "estimated" for device in basis.devices.values()):
+            return None
+        length = None if basis.model.family == "vit" else basis.seq_len
+        for text in (ADAPTERS, f"{ADAPTERS},base={basis.dtype}"):
+            try:
+                shape = with_adapters(basis.model, text)
+                again = estimate_profile(basis.cluster, shape, seq_len=length, dtype=basis.dtype)
+            except CephaloError:  # a model that takes no adapters
+                return None
+            if fits(again, self._settings(), batch):
+                return text
+        return None
 
     def _wider_repair(self) -> str | None:
         """The repair of another dtype, where float16 was chosen here: only there are gradients needed all at once."""

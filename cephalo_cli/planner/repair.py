@@ -12,6 +12,15 @@ __all__ = ["fits", "infeasible", "largest_batch"]
 
 MOST_CARDS = 512
 """How many more cards of one type are tried."""
+TERMS = {
+    "state": "weights, gradients and optimizer",
+    "buffers": "parameters gathered for use, and a gradient",
+    "working": "tensors of the largest microbatch",
+    "saved": "activations kept for backward",
+    "reserve": "what the runtime takes or is to stay free",
+    "start-up": "the weights when training starts",
+}
+"""What the memory terms of a shortage are."""
 
 
 def infeasible(problem: Problem, reason: str | None = None) -> InfeasibleError:
@@ -34,14 +43,15 @@ def infeasible(problem: Problem, reason: str | None = None) -> InfeasibleError:
 
 
 def _in_words(problem: Problem, shortage: Shortage) -> str:
-    over = f"{format_bytes(shortage.over_bytes)} ({shortage.over_bytes} bytes)"
+    over = format_bytes(shortage.over_bytes)
     if shortage.everywhere:
         return (
             f"state: the training state of {format_bytes(problem.state_bytes)} is {over} more than all ranks can hold "
-            f"beside their samples; the smallest is rank {shortage.rank} ({shortage.device})"
+            f"beside their samples; rank {shortage.rank} ({shortage.device}) has the least memory"
         )
     return (
         f"rank {shortage.rank} ({shortage.device}) is {over} over its limit; the term that breaks it is {shortage.term}"
+        f" ({TERMS[shortage.term]})"
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -85,9 +86,26 @@ def test_what_does_not_fit_ends_with_a_command_that_does() -> None:
     assert (ran.code, ran.out) == (4, "")
     error = ran.err.splitlines()[-1]
     assert error.startswith("cephalo: error: no plan fits: state: the training state of 11.5 GiB")
-    _, said, command = error.partition(": cephalo ")
+    _, said, commands = error.partition(": cephalo ")
     assert said
-    assert cephalo(*shlex.split(command.removesuffix(")")), "-q").code == 0
+    command, _, adapters = commands.removesuffix(")").partition("; or train adapters only, which fits: add ")
+    assert cephalo(*shlex.split(command), "-q").code == 0
+    assert adapters == "--lora rank=8"
+    assert first_line(*adapters.split(), "-q", gpus="p4", model="gpt2-large").code == 0
+
+
+def test_adapters_are_proposed_only_where_they_were_found_to_fit(tmp_path: Path) -> None:
+    assert "--lora rank=8,base=float16)" in first_line(gpus="p4", model="bert-xlarge").err
+    assert "--lora" not in first_line(gpus="p4", model="llama-65b").err
+    assert "--lora" not in first_line("--lora", "rank=8", gpus="p4", model="bert-xlarge").err
+    assert "--lora" not in cephalo("plan", "profiles/laptop-mixed.json", "-b", "8", "--memory-fraction", "0.5").err
+    profile = str(tmp_path / "estimated.json")
+    made = cephalo(
+        *("profile", "--gpus", "p4", "--estimate", "--model", "gpt2-large", "--seq-len", "128", "-o", profile, "-q")
+    )
+    assert made.code == 0
+    ran = cephalo("plan", profile, "-b", "8", "--recompute", "on")
+    assert (ran.code, ran.err.count("profile again with --lora rank=8)")) == (4, 1)
 
 
 def test_far_too_little_names_how_many_cards_it_takes() -> None:

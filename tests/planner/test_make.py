@@ -128,7 +128,7 @@ def test_too_little_memory_names_state_bytes_and_a_card_that_repairs_it(simple_p
     with pytest.raises(InfeasibleError) as caught:
         make_plan(simple_profile({"a": (1, 100_000, 1e-3), "b": (1, 60_000, 1e-3)}), 1)
     assert "state: the training state of" in caught.value.message
-    assert "more than all ranks can hold beside their samples; the smallest is rank 1 (b)" in caught.value.message
+    assert "more than all ranks can hold beside their samples; rank 1 (b) has the least memory" in caught.value.message
     assert caught.value.exit_code == 4
 
 
@@ -188,7 +188,7 @@ def test_a_time_limit_of_nothing_says_so(random_profile: Make) -> None:
 
 def test_a_memory_of_nothing_is_infeasible(simple_profile: Make) -> None:
     profile = simple_profile({"whole": (1, AMPLE, 1e-3), "tiny": (1, 1, 1e-3)})
-    with pytest.raises(InfeasibleError, match=r"rank 1 \(tiny\) is .* bytes\) over its limit; the term .* is start-up"):
+    with pytest.raises(InfeasibleError, match=r"rank 1 \(tiny\) is .* KiB over its limit; the term .* is start-up"):
         make_plan(profile, 8)
     with pytest.raises(InfeasibleError, match=r"rank 0 \(whole\) is .* over its limit"):
         make_plan(profile, 8, settings=PlanSettings(memory_fraction=1e-12))
