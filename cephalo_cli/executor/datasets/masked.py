@@ -12,15 +12,13 @@ Note: padding
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from cephalo_cli.executor.data import Row, seed_of
-from cephalo_cli.executor.datasets.token_files import TokenRow, digest_of
-from cephalo_cli.executor.datasets.tokenizer import SpecialTokens
+from cephalo_cli.executor.datasets.long_row import LongRow
 from cephalo_cli.executor.datasets.windows import NUM_NOISE_SAMPLES, documents_of, noise_tokens
 from cephalo_cli.models.batch import IGNORED_TARGET
 
@@ -85,36 +83,20 @@ class MaskedWindows:
     """Consecutive windows, masked; the last may be padded.
 
     Args:
-        tokens: The row.
+        row: The tokens.
         seq_len: Tokens of a sample, its frame included.
         masking: Draws what is masked.
-        special: What frames a sample, and what ends documents.
-        counts: Where it is 0 the token is never to be found.
         end_id: Ends documents, which are then kept apart; None packs them into one.
-        content: Digest of ``tokens``, where it is known already.
     """
 
-    def __init__(
-        self,
-        tokens: TokenRow,
-        seq_len: int,
-        masking: Masking,
-        special: SpecialTokens,
-        *,
-        counts: npt.NDArray[Any] | None = None,
-        end_id: int | None = None,
-        content: bytes | None = None,
-    ) -> None:
-        self._tokens, self._counts, self._seq_len, self._end_id = tokens, counts, seq_len, end_id
-        self._masking, self._frame = masking, special.frame
-        self._width = seq_len - (0 if special.frame is None else 2)
-        self.num_samples = -(-len(tokens) // self._width)
-        facts = (seq_len, tokens.dtype, len(tokens), special.frame, end_id, masking.digest)
-        digest = hashlib.sha256("/".join(map(str, ("masked", *facts))).encode())
-        digest.update(digest_of(tokens) if content is None else content)
-        if counts is not None:
-            digest.update(digest_of(counts))
-        self.digest = digest.hexdigest()
+    def __init__(self, row: LongRow, seq_len: int, masking: Masking, *, end_id: int | None = None) -> None:
+        self._tokens, self._counts, self._seq_len, self._end_id = row.tokens, row.counts, seq_len, end_id
+        self._masking, self._frame = masking, row.special.frame
+        self._width = seq_len - (0 if self._frame is None else 2)
+        self.num_samples = -(-len(row.tokens) // self._width)
+        self.digest = row.digest(
+            "masked", seq_len, row.tokens.dtype, len(row.tokens), self._frame, end_id, masking.digest
+        )
 
     def row(self, index: int, epoch: int) -> Row:
         """Give a window, see `cephalo_cli.executor.data.Source.row`."""

@@ -3,12 +3,9 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
-
-import numpy.typing as npt
+from typing import cast
 
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.errors import UsageError
@@ -16,10 +13,11 @@ from cephalo_cli.executor.data import Source
 from cephalo_cli.executor.datasets.cache import Tokenised, tokenised
 from cephalo_cli.executor.datasets.completions import Completions
 from cephalo_cli.executor.datasets.formats import DataFiles
+from cephalo_cli.executor.datasets.long_row import LongRow
 from cephalo_cli.executor.datasets.masked import MaskedNoise, MaskedWindows, Masking
 from cephalo_cli.executor.datasets.options import DataOptions
 from cephalo_cli.executor.datasets.records import Completion, Document, content_digest, read_records
-from cephalo_cli.executor.datasets.token_files import FileBytes, TokenRow, check_ids, read_mask, read_token_file
+from cephalo_cli.executor.datasets.token_files import FileBytes, check_ids, read_mask, read_token_file
 from cephalo_cli.executor.datasets.tokenizer import (
     BYTE_MASK_ID,
     NUM_BYTES,
@@ -37,18 +35,6 @@ MASK_RATE = 0.15
 CACHE_VERSION = 1
 """Grows when the same text makes other tokens than before."""
 MIN_FRAMED_TOKENS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class _LongRow:
-    """Documents as one long row of tokens, and what is known of them."""
-
-    tokens: TokenRow
-    special: SpecialTokens
-    num_ids: int
-    counts: npt.NDArray[Any] | None = None
-    content: bytes | None = None
-    """Digest of the tokens, where it is known already."""
 
 
 class TextOpener:
@@ -92,7 +78,7 @@ class TextOpener:
             tokenizer = self._bytes()
             if self._files.format == "text" and tokenizer.special.end_id is None:
                 return self._samples(
-                    _LongRow(tokens=FileBytes(self._files.paths), special=tokenizer.special, num_ids=tokenizer.num_ids)
+                    LongRow(tokens=FileBytes(self._files.paths), special=tokenizer.special, num_ids=tokenizer.num_ids)
                 )
         return self._tokenised(tokenizer)
 
@@ -105,14 +91,14 @@ class TextOpener:
         )
         return MaskedNoise(seq_len=self._seq_len, masking=masking)
 
-    def _token_file(self) -> _LongRow:
+    def _token_file(self) -> LongRow:
         options = self._options
         tokens = read_token_file(self._files.root, options.token_dtype or "uint16")
         check_ids(tokens, self._vocab_size, options.data)
         counts = None if options.data_mask is None else read_mask(Path(options.data_mask), len(tokens))
         end_id, mask_id = self._id(options.end_token, "--end-token"), self._id(options.mask_token, "--mask-token")
         special = SpecialTokens(end_id=end_id, mask_id=mask_id, ids=_known(end_id, mask_id))
-        return _LongRow(tokens=tokens, special=special, num_ids=self._vocab_size, counts=counts)
+        return LongRow(tokens=tokens, special=special, num_ids=self._vocab_size, counts=counts)
 
     def _bytes(self) -> Tokenizer:
         options = self._options
@@ -162,7 +148,7 @@ class TextOpener:
         if is_chat:
             return self._completions(found)
         return self._samples(
-            _LongRow(
+            LongRow(
                 tokens=found.tokens,
                 special=tokenizer.special,
                 num_ids=tokenizer.num_ids,
@@ -188,22 +174,14 @@ class TextOpener:
                 self._notice(f"{number} of {source.num_samples} {what} longer than {self._seq_len} tokens")
         return source
 
-    def _samples(self, row: _LongRow) -> Source:
+    def _samples(self, row: LongRow) -> Source:
         """Windows of a row, masked for bert."""
         end_id = self._end_to_keep_apart(row.special)
         if self._model.family != "bert":
-            return Windows(row.tokens, self._seq_len, counts=row.counts, end_id=end_id, content=row.content)
+            return Windows(row, self._seq_len, end_id=end_id)
         if row.special.frame is not None and self._seq_len < MIN_FRAMED_TOKENS:
             raise UsageError(f"samples of {self._seq_len} tokens have no room between the two that frame them")
-        return MaskedWindows(
-            row.tokens,
-            self._seq_len,
-            self._masking(row.special, row.num_ids),
-            row.special,
-            counts=row.counts,
-            end_id=end_id,
-            content=row.content,
-        )
+        return MaskedWindows(row, self._seq_len, self._masking(row.special, row.num_ids), end_id=end_id)
 
     def _end_to_keep_apart(self, special: SpecialTokens) -> int | None:
         """What ends documents, where they are to be kept apart."""

@@ -8,14 +8,13 @@ Note: packed documents
 """
 
 import hashlib
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from cephalo_cli.executor.data import Row, Source, seed_of
-from cephalo_cli.executor.datasets.token_files import TokenRow, digest_of
+from cephalo_cli.executor.datasets.long_row import LongRow
 from cephalo_cli.models.batch import IGNORED_TARGET
 
 __all__ = ["NUM_NOISE_SAMPLES", "NoiseTokens", "Part", "Windows", "documents_of", "noise_tokens"]
@@ -27,30 +26,16 @@ class Windows:
     """Consecutive windows; the last may be padded.
 
     Args:
-        tokens: The row.
+        row: The tokens.
         seq_len: Tokens of a sample.
-        counts: Where it is 0 the token counts nothing as a target.
         end_id: Ends documents, which are then kept apart; None packs them into one.
-        content: Digest of ``tokens``, where it is known already.
     """
 
-    def __init__(
-        self,
-        tokens: TokenRow,
-        seq_len: int,
-        *,
-        counts: npt.NDArray[Any] | None = None,
-        end_id: int | None = None,
-        content: bytes | None = None,
-    ) -> None:
-        self._tokens, self._counts, self._seq_len, self._end_id = tokens, counts, seq_len, end_id
-        self.num_samples = -(-max(0, len(tokens) - 1) // seq_len)
+    def __init__(self, row: LongRow, seq_len: int, *, end_id: int | None = None) -> None:
+        self._tokens, self._counts, self._seq_len, self._end_id = row.tokens, row.counts, seq_len, end_id
+        self.num_samples = -(-max(0, len(row.tokens) - 1) // seq_len)
         apart = "" if end_id is None else f"documents end with {end_id}/"
-        digest = hashlib.sha256(f"windows/{seq_len}/{tokens.dtype}/{len(tokens)}/{apart}".encode())
-        digest.update(digest_of(tokens) if content is None else content)
-        if counts is not None:
-            digest.update(digest_of(counts))
-        self.digest = digest.hexdigest()
+        self.digest = row.digest("windows", seq_len, row.tokens.dtype, len(row.tokens), apart)
 
     def row(self, index: int, _: int) -> Row:
         """Give a window, see `cephalo_cli.executor.data.Source.row`."""
