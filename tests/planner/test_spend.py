@@ -14,7 +14,7 @@ from cephalo_cli.errors import ArtifactError, InfeasibleError, UsageError
 from cephalo_cli.planner import check_plan, make_plan
 from cephalo_cli.planner.problem import make_problem
 from cephalo_cli.planner.solve import solve
-from tests.planner.test_brute_force import tight
+from tests.planner.profiles import tight
 from tests.simulator.plans import make_plan as plan_by_hand
 
 SLACK = 1 + 2e-9
