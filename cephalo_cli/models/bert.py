@@ -13,7 +13,7 @@ from cephalo_cli.models.attention import Attention, learned_positions
 from cephalo_cli.models.batch import TextBatch
 from cephalo_cli.models.dropout import DropoutKey, dropout
 from cephalo_cli.models.layers import MLP, LayerNorm, Linear, activate
-from cephalo_cli.models.loss import sum_token_losses
+from cephalo_cli.models.text_head import TextHead, vocabulary_matrix
 from cephalo_cli.units import NUM_TEXT_TYPES
 
 __all__ = ["Block", "Embedding", "Head"]
@@ -55,7 +55,7 @@ class Block(nn.Module):
         return y_BTD
 
 
-class Head(nn.Module):
+class Head(TextHead):
     """A dense layer, logits with a bias, and the loss; a tied head has no matrix of its own."""
 
     def __init__(self, model: Model) -> None:
@@ -63,19 +63,9 @@ class Head(nn.Module):
         self.model = model
         self.dense = Linear(model.hidden_size, model.hidden_size, bias=True)
         self.norm = LayerNorm(model.hidden_size, model.eps)
-        shape = (model.vocab_size or 0, model.hidden_size)
-        self.matrix = None if model.tie_embeddings else nn.Parameter(torch.empty(shape))
+        self.matrix = vocabulary_matrix(model)
         self.bias = nn.Parameter(torch.empty(model.vocab_size or 0))
 
-    def forward(
-        self, x_BTD: torch.Tensor, batch: TextBatch, tied_matrix_VD: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Sum the losses of the tokens that were masked: those with a target."""
-        return sum_token_losses(self.logits(x_BTD, tied_matrix_VD), batch.targets_BT)
-
-    def logits(self, x_BTD: torch.Tensor, tied_matrix_VD: torch.Tensor | None = None) -> torch.Tensor:
-        """Score every token of the vocabulary at every place, ``[B, T, V]``."""
-        matrix_VD = self.matrix if tied_matrix_VD is None else tied_matrix_VD
-        if matrix_VD is None:
-            raise AssertionError("a tied head needs the embedding's matrix")
+    def scores(self, x_BTD: torch.Tensor, matrix_VD: torch.Tensor) -> torch.Tensor:
+        """Transform every place, then compare with every token's vector."""
         return functional.linear(self.norm(activate(self.dense(x_BTD), self.model)), matrix_VD, self.bias)

@@ -15,7 +15,7 @@ from cephalo_cli.models.attention import Attention
 from cephalo_cli.models.batch import TextBatch
 from cephalo_cli.models.dropout import DropoutKey, dropout
 from cephalo_cli.models.layers import Linear, RMSNorm, activate
-from cephalo_cli.models.loss import sum_token_losses
+from cephalo_cli.models.text_head import TextHead, vocabulary_matrix
 
 __all__ = ["Block", "Embedding", "Head"]
 
@@ -66,24 +66,14 @@ class MLP(nn.Module):
         return y_BTD
 
 
-class Head(nn.Module):
+class Head(TextHead):
     """Last norm, logits and loss; a tied head has no matrix of its own."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.norm = RMSNorm(model.hidden_size, model.eps)
-        shape = (model.vocab_size or 0, model.hidden_size)
-        self.matrix = None if model.tie_embeddings else nn.Parameter(torch.empty(shape))
+        self.matrix = vocabulary_matrix(model)
 
-    def forward(
-        self, x_BTD: torch.Tensor, batch: TextBatch, tied_matrix_VD: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Sum the token losses."""
-        return sum_token_losses(self.logits(x_BTD, tied_matrix_VD), batch.targets_BT)
-
-    def logits(self, x_BTD: torch.Tensor, tied_matrix_VD: torch.Tensor | None = None) -> torch.Tensor:
-        """Score every token of the vocabulary at every place, ``[B, T, V]``."""
-        matrix_VD = self.matrix if tied_matrix_VD is None else tied_matrix_VD
-        if matrix_VD is None:
-            raise AssertionError("a tied head needs the embedding's matrix")
+    def scores(self, x_BTD: torch.Tensor, matrix_VD: torch.Tensor) -> torch.Tensor:
+        """Normalise once more, then compare with every token's vector."""
         return functional.linear(self.norm(x_BTD), matrix_VD)
