@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 
 from tests.executor.plans import SEQ_LEN
-from tests.executor.reference import shuffled
+from tests.executor.reference import by_decay, shuffled
 
 SHARES = [0.3, 0.7, 0.0]
 SPLIT = [[2, 1], [], [2]]
@@ -29,11 +29,7 @@ def with_tokenizer(folder: Path, text: Path) -> None:
 def fine_tune(model: Any, tokens: list[int], *, num_steps: int, rate: float = RATE) -> list[float]:
     """Train with transformers and torch alone, in one process; gives the losses."""
     parameters = [each for each in model.train().parameters() if each.requires_grad]
-    groups = [
-        {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 0.1},
-        {"params": [each for each in parameters if each.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(by_decay(parameters), lr=rate, betas=(0.9, 0.95))
     num_samples = -(-(len(tokens) - 1) // SEQ_LEN)
     ids = torch.tensor(tokens + [0] * SEQ_LEN)
     targets = torch.tensor(tokens + [-100] * SEQ_LEN)

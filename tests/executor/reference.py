@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cephalo_cli.artifacts import Model
-from cephalo_cli.models import DropoutKey, TextBatch, build_unit, initialise_
+from cephalo_cli.models import DropoutKey, ImageBatch, TextBatch, build_unit, initialise_
 from cephalo_cli.units import model_units
 
 
@@ -49,6 +49,62 @@ def shuffled(num_samples: int, batch_size: int, num_steps: int, seed: int) -> li
     return steps[:num_steps]
 
 
+class OneProcess:
+    """A model in one process, trained on one batch a step."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        learning_rate: float,
+        dtype: torch.dtype = torch.float64,
+        seed: int = 0,
+        momentum: float | None = None,
+    ) -> None:
+        self.modules: list[Any] = []
+        for unit in model_units(model):
+            module = build_unit(model, unit.kind, unit.index).to(dtype)
+            initialise_(module, model, unit.index, seed)
+            self.modules.append(module)
+        self.tied = (self.modules[0].matrix,) if model.tie_embeddings else ()
+        self.parameters = trained_parameters(model, self.modules)
+        groups = by_decay(self.parameters)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
+        if momentum is not None:
+            self.optimizer = torch.optim.SGD(groups, lr=learning_rate, momentum=momentum)
+
+    def step(
+        self,
+        batch: TextBatch | ImageBatch,
+        *,
+        clip: float | None = 1.0,
+        keys: Sequence[DropoutKey | None] | None = None,
+    ) -> tuple[float, float]:
+        """Update once; gives the loss and the gradient's norm before it is clipped. Without keys nothing is dropped."""
+        keys = keys or [None] * len(self.modules)
+        x = self.modules[0](batch, keys[0])
+        for block, key in zip(self.modules[1:-1], keys[1:-1], strict=True):
+            x = block(x, batch, key)
+        loss = self.modules[-1](x, batch, *self.tied) / batch.num_counted
+        self.optimizer.zero_grad()
+        loss.backward()
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        grad_norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt().item()
+        if clip is not None and grad_norm > clip:
+            for gradient in gradients:
+                gradient.mul_(clip / grad_norm)
+        self.optimizer.step()
+        return loss.item(), grad_norm
+
+
+def by_decay(parameters: Sequence[torch.nn.Parameter], weight_decay: float = 0.1) -> list[dict[str, Any]]:
+    """Groups of an optimizer: only matrices decay."""
+    return [
+        {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
 def train_reference(
     model: Model,
     path: Path,
@@ -65,49 +121,24 @@ def train_reference(
     counted: Sequence[bool] | None = None,
 ) -> Reference:
     """Train; ``rate`` is the learning rate by step, ``momentum`` makes it SGD, ``counted`` says which tokens count."""
-    modules: list[Any] = []
-    for unit in model_units(model):
-        module = build_unit(model, unit.kind).to(dtype)
-        initialise_(module, model, unit.index, seed)
-        modules.append(module)
-    parameters = trained_parameters(model, modules)
-    groups = [
-        {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": 0.1},
-        {"params": [parameter for parameter in parameters if parameter.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
-    if momentum is not None:
-        optimizer = torch.optim.SGD(groups, lr=learning_rate, momentum=momentum)
+    training = OneProcess(model, dtype=dtype, seed=seed, learning_rate=learning_rate, momentum=momentum)
     tokens = torch.tensor(list(path.read_bytes()))
     targets = tokens if counted is None else tokens.where(torch.tensor(counted), -100)
     targets = torch.cat((targets, torch.full((seq_len,), -100)))  # the last window is padded
     tokens = torch.cat((tokens, torch.zeros(seq_len, dtype=torch.int64)))
-    reference = Reference([], [], modules, {})
+    reference = Reference([], [], training.modules, {})
     for step, windows in enumerate(batches(path, seq_len, batch_size, num_steps, seed), start=1):
         rows = torch.stack([tokens[window * seq_len : (window + 1) * seq_len] for window in windows])
         after = torch.stack([targets[window * seq_len + 1 : (window + 1) * seq_len + 1] for window in windows])
         samples = tuple(range(len(windows)))
-        keys = [DropoutKey(seed=seed, step=step, unit=unit, samples=samples) for unit in range(len(modules))]
-        batch = TextBatch(samples=samples, tokens_BT=rows, targets_BT=after)
-        x = modules[0](batch, keys[0])
-        for block, key in zip(modules[1:-1], keys[1:-1], strict=True):
-            x = block(x, batch, key)
-        tied = (modules[0].matrix,) if model.tie_embeddings else ()
-        loss = modules[-1](x, batch, *tied) / (after != -100).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.stack([parameter.grad.square().sum() for parameter in parameters if parameter.grad is not None])
-        grad_norm = norm.sum().sqrt().item()
-        if clip is not None and grad_norm > clip:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(clip / grad_norm)
-        for group in optimizer.param_groups:
+        keys = [DropoutKey(seed=seed, step=step, unit=unit, samples=samples) for unit in range(len(training.modules))]
+        for group in training.optimizer.param_groups:
             group["lr"] = learning_rate if rate is None else rate(step)
-        optimizer.step()
-        reference.losses.append(loss.item())
+        batch = TextBatch(samples=samples, tokens_BT=rows, targets_BT=after)
+        loss, grad_norm = training.step(batch, clip=clip, keys=keys)
+        reference.losses.append(loss)
         reference.grad_norms.append(grad_norm)
-    reference.moments = {id(parameter): optimizer.state[parameter] for parameter in parameters}
+    reference.moments = {id(parameter): training.optimizer.state[parameter] for parameter in training.parameters}
     return reference
 
 

@@ -11,13 +11,14 @@ from cephalo_cli.errors import TrainingError
 from cephalo_cli.executor import TrainOptions
 from cephalo_cli.executor.agreement import compare_ranks, job_facts
 from cephalo_cli.executor.engine import CephaloEngine
-from cephalo_cli.models import IGNORED_TARGET, TextBatch, build_unit, initialise_
+from cephalo_cli.models import IGNORED_TARGET, TextBatch
 from cephalo_cli.runtime.process import ProcessContext
 from cephalo_cli.schedule import Op, Record, plan_stages, rank_records
 from cephalo_cli.timeline import Event
-from cephalo_cli.units import boundary_bytes, model_units
+from cephalo_cli.units import boundary_bytes
 from tests.executor.plans import SEQ_LEN, make_model, make_plan
 from tests.executor.ranks import Job, Ranks, make_engine
+from tests.executor.reference import OneProcess
 
 MODEL = make_model()
 OPTIONS = TrainOptions(data="random", num_steps=3, learning_rate=3e-3)
@@ -187,39 +188,16 @@ def outcomes(ranks: Ranks) -> dict[str, list[Any]]:
     return dict(zip(JOBS, ranks.run(list(JOBS.values())), strict=True))
 
 
-def reference(dtype: torch.dtype, learning_rate: float) -> Outcome:
+def reference(dtype: torch.dtype, learning_rate: float) -> list[tuple[float, float]]:
     """The masked batch in one piece, in one process."""
-    modules: list[Any] = []
-    for unit in model_units(MODEL):
-        module = build_unit(MODEL, unit.kind).to(dtype)
-        initialise_(module, MODEL, unit.index, 0)
-        modules.append(module)
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    groups = [
-        {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": 0.1},
-        {"params": [parameter for parameter in parameters if parameter.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
     batch = [microbatch for rank in range(2) for microbatch in make_batch(MASKED, rank)]
     whole = TextBatch(
         samples=tuple(range(sum(len(micro.samples) for micro in batch))),
         tokens_BT=torch.cat([micro.tokens_BT for micro in batch]),
         targets_BT=torch.cat([micro.targets_BT for micro in batch]),
     )
-    outcome: Outcome = []
-    for _ in range(3):
-        x = modules[0](whole)
-        for block in modules[1:-1]:
-            x = block(x, whole)
-        loss = modules[-1](x, whole) / count(MASKED)
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-        for parameter in parameters:
-            parameter.grad *= min(1.0, 1.0 / norm.item())
-        optimizer.step()
-        outcome.append((loss.item(), norm.item()))
-    return outcome
+    training = OneProcess(MODEL, dtype=dtype, learning_rate=learning_rate)
+    return [training.step(whole) for _ in range(3)]
 
 
 def test_one_count_of_tokens_over_microbatches_and_ranks(outcomes: dict[str, list[Any]]) -> None:

@@ -1,7 +1,6 @@
 """Encoders and images under any plan train like one process: losses and gradient norms, padding and documents too."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -10,11 +9,11 @@ from cephalo_cli.artifacts import Model, Plan
 from cephalo_cli.executor import TrainOptions
 from cephalo_cli.executor.engine import StepEngine
 from cephalo_cli.executor.engine_torch import TorchEngine
-from cephalo_cli.models import IGNORED_TARGET, ImageBatch, TextBatch, build_unit, initialise_
+from cephalo_cli.models import IGNORED_TARGET, ImageBatch, TextBatch
 from cephalo_cli.runtime.process import ProcessContext
-from cephalo_cli.units import model_units
 from tests.executor.plans import SEQ_LEN, make_model, make_plan
 from tests.executor.ranks import Job, Ranks, make_engine, make_setting
+from tests.executor.reference import OneProcess
 
 NUM_STEPS = 3
 LEARNING_RATE = 3e-3
@@ -99,33 +98,8 @@ def run_rank(context: ProcessContext, job: Job) -> Outcome:
 
 def run_reference(model: Model) -> Outcome:
     """The same in one process, one batch, plain PyTorch."""
-    modules: list[Any] = []
-    for unit in model_units(model):
-        module = build_unit(model, unit.kind).double()
-        initialise_(module, model, unit.index, 0)
-        modules.append(module)
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    groups = [
-        {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": 0.1},
-        {"params": [parameter for parameter in parameters if parameter.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95))
-    outcome: Outcome = []
-    for step in range(1, NUM_STEPS + 1):
-        batch = make_samples(model, step, 0, BATCH)
-        x_BTD = modules[0](batch)
-        for block in modules[1:-1]:
-            x_BTD = block(x_BTD, batch)
-        tied = (modules[0].matrix,) if model.tie_embeddings else ()
-        loss = modules[-1](x_BTD, batch, *tied) / batch.num_counted
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-        for parameter in parameters:
-            parameter.grad *= min(1.0, 1.0 / norm.item())
-        optimizer.step()
-        outcome.append((loss.item(), norm.item()))
-    return outcome
+    training = OneProcess(model, learning_rate=LEARNING_RATE)
+    return [training.step(make_samples(model, step, 0, BATCH)) for step in range(1, NUM_STEPS + 1)]
 
 
 def check(names: Sequence[str], outcomes: Sequence[list[Outcome]], plans: Sequence[Plan]) -> None:

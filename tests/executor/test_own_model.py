@@ -4,60 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cephalo_cli.errors import UsageError
 from cephalo_cli.executor import TrainOptions
-from cephalo_cli.models import TextBatch, build_unit, initialise_
 from cephalo_cli.models.own import describe_own
-from cephalo_cli.units import model_units
 from tests.executor.plans import SEQ_LEN, make_plan
 from tests.executor.ranks import Job, Ranks, train_job
-from tests.executor.reference import batches, write_text
+from tests.executor.reference import train_reference, write_text
 
 SOURCE = "examples.own_model:model"
 MODEL = describe_own(SOURCE, SEQ_LEN, "float64")
 RATE = 3e-3
 NUM_STEPS = 5
-
-
-def reference_losses(path: Path, batch_size: int) -> list[float]:
-    """The same in one process, without any of the executor."""
-    modules = []
-    for unit in model_units(MODEL):
-        module = build_unit(MODEL, unit.kind, unit.index).double()
-        initialise_(module, MODEL, unit.index, 0)
-        modules.append(module)
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 0.1},
-            {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0},
-        ],
-        lr=RATE,
-        betas=(0.9, 0.95),
-    )
-    tokens = torch.tensor(list(path.read_bytes()))
-    targets = torch.cat((tokens, torch.full((SEQ_LEN,), -100)))
-    tokens = torch.cat((tokens, torch.zeros(SEQ_LEN, dtype=torch.int64)))
-    losses = []
-    for windows in batches(path, SEQ_LEN, batch_size, NUM_STEPS, 0):
-        starts = [window * SEQ_LEN for window in windows]
-        batch = TextBatch(
-            samples=tuple(range(len(windows))),
-            tokens_BT=torch.stack([tokens[start : start + SEQ_LEN] for start in starts]),
-            targets_BT=torch.stack([targets[start + 1 : start + SEQ_LEN + 1] for start in starts]),
-        )
-        x = modules[0](batch)
-        for block in modules[1:-1]:
-            x = block(x, batch)
-        loss = modules[-1](x, batch) / batch.num_counted
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def test_any_plan_trains_like_one_process_and_goes_on(ranks: Ranks, tmp_path: Path) -> None:
@@ -76,7 +34,9 @@ def test_any_plan_trains_like_one_process_and_goes_on(ranks: Ranks, tmp_path: Pa
         Job(plan=plans[1], options=first, run=train_job),
         Job(plan=plans[2], options=rest, run=train_job),
     ]
-    expected = reference_losses(text, 7)
+    expected = train_reference(
+        MODEL, text, seq_len=SEQ_LEN, batch_size=7, num_steps=NUM_STEPS, learning_rate=RATE
+    ).losses
     *outcomes, _, resumed = ranks.run(jobs)
     for outcome in outcomes:
         assert outcome[0].losses == pytest.approx(expected, rel=1e-9, abs=0)
