@@ -26,6 +26,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 NEVER = -np.inf
+"""Value of samples that a rank cannot take."""
 
 ROUNDING = 1e-14
 """Slack for the rounding of sums of shares."""
@@ -39,8 +40,11 @@ class _Line:
     """A choice of samples for every group."""
 
     samples: Ints
+    """Of one rank, by group."""
     value: float
+    """Summed over all ranks."""
     total: int
+    """Samples of all ranks."""
 
 
 def find_split(values: Floats, counts: Ints, total: int, needed: float) -> list[list[int]] | None:
@@ -70,23 +74,14 @@ def find_split(values: Floats, counts: Ints, total: int, needed: float) -> list[
     whole = _fill_up(values, counts, total, fewer, more)
     if whole is not None and whole[0] >= needed:
         return whole[1]
-    behind = worth - best[:, None]
-    return _exact(behind, counts, total, bound - needed + ROUNDING)
+    slack = bound - needed + ROUNDING
+    found = _convolved(worth - best[:, None], counts, total, -slack)
+    return None if found is None else found[1]
 
 
 def largest_sum(values: Floats, counts: Ints, total: int) -> tuple[float, list[list[int]]] | None:
-    """The largest sum of values of any split, and its split; None where no split exists."""
-    parts = [
-        _power(_trimmed(value, 0, 1, NEVER), int(count), NEVER, total)
-        for value, count in zip(values, counts, strict=True)
-    ]
-    joined = parts[0]
-    for part in parts[1:]:
-        joined = _join(joined, part, NEVER, total)
-    index = total - joined.offset
-    if not 0 <= index < len(joined.values) or joined.values[index] == NEVER:
-        return None
-    return float(joined.values[index]), _traced(joined, counts, total)
+    """The largest sum of values of any split, and its split; None where no split exists. Arguments as `find_split`."""
+    return _convolved(values, counts, total, NEVER)
 
 
 def _best_price(values: Floats, counts: Ints, total: int) -> tuple[float, Ints, Ints] | None:
@@ -175,12 +170,14 @@ def _trimmed(values: Floats, offset: int, count: int, least: float, halves: tupl
 
 
 def _join(left: _Part, right: _Part, least: float, total: int) -> _Part:
+    """Best sums of both parts together, up to the samples of the whole batch."""
     offset, count = left.offset + right.offset, left.count + right.count
     values = _convolve(left.values, right.values)[: max(0, total - offset + 1)]
     return _trimmed(values, offset, count, least, (left, right))
 
 
 def _power(one: _Part, count: int, least: float, total: int) -> _Part:
+    """Best sums of ``count`` equal ranks, by doubling."""
     power: _Part | None = None
     while True:
         if count & 1:
@@ -212,22 +209,23 @@ def _convolve(first: Floats, second: Floats) -> Floats:
     )
 
 
-def _exact(behind: Floats, counts: Ints, total: int, slack: float) -> list[list[int]] | None:
-    """Convolve how far every value is behind its group's best, dropping sums that are too far behind."""
+def _convolved(values: Floats, counts: Ints, total: int, least: float) -> tuple[float, list[list[int]]] | None:
+    """The largest sum of any split and its split, where all parts of that sum are at least ``least``."""
     parts = [
-        _power(_trimmed(value, 0, 1, -slack), int(count), -slack, total)
-        for value, count in zip(behind, counts, strict=True)
+        _power(_trimmed(value, 0, 1, least), int(count), least, total)
+        for value, count in zip(values, counts, strict=True)
     ]
     joined = parts[0]
     for part in parts[1:]:
-        joined = _join(joined, part, -slack, total)
+        joined = _join(joined, part, least, total)
     index = total - joined.offset
-    if not 0 <= index < len(joined.values) or joined.values[index] < -slack:
+    if not 0 <= index < len(joined.values) or joined.values[index] == NEVER:
         return None
-    return _traced(joined, counts, total)
+    return float(joined.values[index]), _traced(joined, counts, total)
 
 
 def _traced(joined: _Part, counts: Ints, total: int) -> list[list[int]]:
+    """The samples of every rank behind a sum, group by group."""
     found: list[int] = []
     joined.trace(total, found)
     splits, start = [], 0
