@@ -1,7 +1,8 @@
 """Why a plan is as fast as it is: what binds on every rank, and what a change would gain, planned again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from cephalo_cli.artifacts.plan import Plan, RankPlan
 from cephalo_cli.artifacts.profile import Basis
@@ -12,6 +13,10 @@ from cephalo_cli.planner.variants import with_card, with_faster_network, with_me
 from cephalo_cli.schedule import plan_stages
 
 __all__ = ["Binding", "Explanation", "Gain", "explain", "phases_that_wait", "plan_choices"]
+
+Phase = Literal["forward", "backward", "optimizer"]
+
+PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 NEAR = 0.995
 """From this fraction of a limit on it is said to bind."""
@@ -60,8 +65,9 @@ def explain(plan: Plan) -> Explanation:
     if plan.network != "ideal":
         changes.append(("a network twice as fast", with_faster_network(plan, 2.0)))
     changes += [(f"one more {name}", with_card(plan, name)) for name in types]
+    slowest_s = {phase: max(_phase_s(rank, phase) for rank in plan.ranks) for phase in PHASES}
     return Explanation(
-        bindings=tuple(_binding(plan, rank, waits) for rank in plan.ranks),
+        bindings=tuple(_binding(plan, rank, waits, slowest_s) for rank in plan.ranks),
         gains=tuple(_gain(plan, change, basis) for change, basis in changes),
     )
 
@@ -102,14 +108,17 @@ def _sets_the_pace(plan: Plan, rank: RankPlan) -> bool:
     return rank.state_share * NEAR <= min(shares)
 
 
-def _binding(plan: Plan, rank: RankPlan, waits: Sequence[str]) -> Binding:
+def _phase_s(rank: RankPlan, phase: Phase) -> float:
+    expected = rank.expected
+    return {"forward": expected.forward_s, "backward": expected.backward_s, "optimizer": expected.optimizer_s}[phase]
+
+
+def _binding(plan: Plan, rank: RankPlan, waits: Sequence[str], slowest_s: Mapping[Phase, float]) -> Binding:
     fraction = rank.memory.total_bytes / rank.memory.limit_bytes
-    found = [
-        name.removesuffix("_s")
-        for name in ("forward_s", "backward_s", "optimizer_s")
-        if name.removesuffix("_s") not in waits
-        and (most := max(getattr(other.expected, name) for other in plan.ranks)) > 0
-        and getattr(rank.expected, name) >= NEAR * most
+    found: list[str] = [
+        phase
+        for phase, seconds in slowest_s.items()
+        if phase not in waits and seconds > 0 and _phase_s(rank, phase) >= NEAR * seconds
     ]
     if waits and _sets_the_pace(plan, rank):
         found.append("network")
