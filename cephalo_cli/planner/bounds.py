@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cephalo_cli.planner.apportion import uniform_sizes
 from cephalo_cli.planner.groups import DeviceGroup
 from cephalo_cli.planner.options import History, Listing, Options, Window, empty_option, join_options
 from cephalo_cli.planner.problem import Problem
-from cephalo_cli.planner.rounds import uniform_sizes
 from cephalo_cli.planner.sizes import SizeCosts, family_costs
 
 __all__ = ["Bounds", "bound_options", "open_samples"]

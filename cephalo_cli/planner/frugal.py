@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cephalo_cli.costmodel.memory import weights_bytes
+from cephalo_cli.planner.apportion import uniform_sizes
 from cephalo_cli.planner.groups import DeviceGroup
 from cephalo_cli.planner.problem import Problem
-from cephalo_cli.planner.rounds import uniform_sizes
-from cephalo_cli.planner.sizes import SizeCosts, size_costs
+from cephalo_cli.planner.sizes import KEPT, SizeCosts, size_costs
 from cephalo_cli.planner.split import find_split, largest_sum, stacked
 
 __all__ = ["Shortage", "find_shortage", "state_fits"]
@@ -121,14 +121,14 @@ def _least_beside(problem: Problem, costs: SizeCosts, most: int) -> Floats:
     """Least bytes beside the state by samples, over all multisets of microbatch sizes."""
     samples = np.arange(most + 1)
     only = problem.settings.microbatch_size
-    kept = costs.additive[:, -2]
+    kept = costs.additive[:, KEPT]
     if only is not None:
         rest = samples % only
         largest = np.where(samples < only, samples, min(only, most))
         total = (samples // only) * kept[min(only, most)] + kept[rest]
         return np.asarray(costs.beside_bytes[largest] + np.ceil(total) + costs.boundary_bytes * samples)
     best = np.full(most + 1, np.inf)
-    if not costs.matters[-2]:
+    if not costs.matters[KEPT]:
         per_sample = kept[1] if most else 0.0
         least = np.minimum.accumulate(np.append(np.inf, costs.beside_bytes[1:]))
         return np.asarray(least + np.ceil(per_sample * samples) + costs.boundary_bytes * samples)

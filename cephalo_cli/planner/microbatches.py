@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cephalo_cli.planner.options import SAME, Listing, Window, undominated
-from cephalo_cli.planner.sizes import SizeCosts
+from cephalo_cli.planner.sizes import MICROBATCHES, SizeCosts
 
 __all__ = ["list_exactly"]
 
@@ -99,12 +99,12 @@ class _Table:
 def _matters(costs: SizeCosts, most: int, window: Window) -> npt.NDArray[np.bool_]:
     """Columns that can tell options apart: not the kinds whose slowest multiset stays below the floor."""
     sizes = np.arange(1, len(costs.additive))
-    slowest = (costs.additive[1:, : costs.num_kinds] / sizes[:, None]).max(axis=0, initial=0.0) * most
+    slowest = (costs.seconds[1:] / sizes[:, None]).max(axis=0, initial=0.0) * most
     matters = costs.matters.copy()
     matters[: costs.num_kinds] &= slowest > window.flat_s
-    if matters[-1]:
+    if matters[MICROBATCHES]:
         samples = np.arange(most + 1)
         copies = costs.copy_s(samples, samples.astype(np.float64))
-        quickest = (costs.additive[1:, : costs.num_kinds] / sizes[:, None]).min(axis=0, initial=np.inf)
-        matters[-1] = bool((copies > np.maximum(window.flat_s, np.outer(samples, quickest))).any())
+        quickest = (costs.seconds[1:] / sizes[:, None]).min(axis=0, initial=np.inf)
+        matters[MICROBATCHES] = bool((copies > np.maximum(window.flat_s, np.outer(samples, quickest))).any())
     return matters

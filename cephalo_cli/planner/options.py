@@ -10,7 +10,7 @@ from cephalo_cli.costmodel.compute import RankChoice
 from cephalo_cli.planner.groups import DeviceGroup
 from cephalo_cli.planner.kinds import BLOCK_FORWARD
 from cephalo_cli.planner.problem import Problem
-from cephalo_cli.planner.sizes import SizeCosts, size_costs
+from cephalo_cli.planner.sizes import KEPT, KEPT_A_BLOCK, MICROBATCHES, SizeCosts, size_costs
 
 __all__ = [
     "BELOW",
@@ -232,10 +232,10 @@ class Listing:
         samples = np.concatenate([np.zeros(0, dtype=np.int64), *self.samples])
         largest = np.repeat(np.array(self.largest, dtype=np.int64), counts)
         vectors = np.concatenate([np.zeros((0, self.costs.additive.shape[1])), *self.vectors])
-        compute_s, kept, boundary = vectors[:, : self.costs.num_kinds], vectors[:, -2], self.costs.boundary_bytes
+        compute_s, kept, boundary = vectors[:, : self.costs.num_kinds], vectors[:, KEPT], self.costs.boundary_bytes
         if len(self.family) > 1:
             count, most = (self.group.modes[each].recompute_blocks or 0 for each in (mode, self.family[-1]))
-            kept = kept + (most - count) * vectors[:, -3]
+            kept = kept + (most - count) * vectors[:, KEPT_A_BLOCK]
             boundary = boundary // (most + 1) * (count + 1)
             again = np.array([kind.part_again(count) for kind in problem.kinds])
             compute_s = compute_s + again * compute_s[:, [BLOCK_FORWARD]]
@@ -244,7 +244,7 @@ class Listing:
             group=self.group,
             samples=samples,
             compute_s=compute_s,
-            copy_s=self.costs.copy_s(samples, vectors[:, -1]),
+            copy_s=self.costs.copy_s(samples, vectors[:, MICROBATCHES]),
             caps=_caps(problem, self.group, beside),
             modes=np.full(len(samples), mode, dtype=np.int64),
             entries=np.concatenate([np.zeros(0, dtype=np.int64), *self.entries]),

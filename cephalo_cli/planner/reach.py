@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.shares import ROUNDING
-from cephalo_cli.planner.sizes import rates
+from cephalo_cli.planner.sizes import least_sample_s
 
 __all__ = ["Reach", "compute_bound_s", "ideal_s", "least_s", "reaches", "stage_floors"]
 
@@ -17,14 +17,20 @@ Floats = npt.NDArray[np.float64]
 class Reach:
     """How many samples one rank of a group can take within a budget, at the least seconds a sample.
 
-    ``sum_k counts_k * max(floors_k, speed_k * b)`` is linear between the points where a kind leaves its floor.
+    ``sum_k counts_k * max(floors_k, sample_k * b)`` is linear between the points where a kind leaves its floor.
+
+    Args:
+        sample_s: Least seconds of a stage for one sample, by kind.
+        floors_s: Least seconds of a stage whatever the samples, by kind.
+        counts: How often each kind occurs.
+        batch_size: No rank takes more.
     """
 
-    def __init__(self, speed: Floats, floors: Floats, counts: Floats, batch_size: int) -> None:
-        moving = speed > 0
-        kinks = np.minimum(floors[moving] / speed[moving], batch_size)
+    def __init__(self, sample_s: Floats, floors_s: Floats, counts: Floats, batch_size: int) -> None:
+        takes_time = sample_s > 0
+        kinks = np.minimum(floors_s[takes_time] / sample_s[takes_time], batch_size)
         self.samples = np.unique(np.concatenate([[0.0, batch_size], kinks]))
-        self.seconds = np.maximum(np.outer(self.samples, speed), floors) @ counts
+        self.seconds = np.maximum(np.outer(self.samples, sample_s), floors_s) @ counts
 
     def within(self, budget_s: float) -> float:
         """Samples within a budget, up to the whole batch."""
@@ -72,4 +78,4 @@ def stage_floors(problem: Problem) -> Floats:
 
 def reaches(problem: Problem, floors: Floats, counts: Floats) -> list[Reach]:
     """Reach of one rank of every group."""
-    return [Reach(rates(problem, group), floors, counts, problem.batch_size) for group in problem.groups]
+    return [Reach(least_sample_s(problem, group), floors, counts, problem.batch_size) for group in problem.groups]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from cephalo_cli import catalog
 from cephalo_cli.artifacts.base import DType
@@ -14,13 +15,14 @@ from cephalo_cli.artifacts.plan import ScheduleName, Strategy
 from cephalo_cli.costmodel import RankChoice
 from cephalo_cli.costmodel.memory import buffers_bytes, planned_state_bytes
 from cephalo_cli.errors import ArtifactError, UsageError
+from cephalo_cli.planner.apportion import largest_remainder, uniform_sizes
 from cephalo_cli.planner.decided import Decided
 from cephalo_cli.planner.groups import DeviceGroup, Mode
 from cephalo_cli.planner.problem import Problem
-from cephalo_cli.planner.sizes import size_costs
+from cephalo_cli.planner.sizes import KEPT, size_costs
 from cephalo_cli.schedule import step_stages
 
-__all__ = ["largest_remainder", "make_fsdp", "make_poplar", "make_whale", "uniform_sizes"]
+__all__ = ["make_fsdp", "make_poplar", "make_whale"]
 
 TRIED = 3
 """How many plans that fit are priced in each mode, the fewest rounds first: more rounds only gather more often."""
@@ -99,22 +101,6 @@ def _peak_flops(name: str, device: DeviceType, dtype: DType) -> float | None:
     return known.get(dtype)
 
 
-def uniform_sizes(samples: int, size: int) -> tuple[int, ...]:
-    """Equal microbatches and a smaller last one."""
-    whole, rest = divmod(samples, size)
-    return (size,) * whole + ((rest,) if rest else ())
-
-
-def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
-    """Split a whole number in proportion to weights; what rounding leaves goes to the largest remainders."""
-    scale = total / math.fsum(weights)
-    parts = [math.floor(weight * scale) for weight in weights]
-    order = sorted(range(len(parts)), key=lambda index: (parts[index] - weights[index] * scale, index))
-    for index in order[: total - sum(parts)]:
-        parts[index] += 1
-    return parts
-
-
 def _common_modes(problem: Problem) -> list[Mode]:
     """Modes that every device can run: these strategies treat all ranks alike."""
     return [mode for mode in problem.groups[0].modes if all(mode in group.modes for group in problem.groups)]
@@ -142,7 +128,7 @@ class _Way:
 
     def __init__(self, problem: Problem, strategy: Strategy, schedule: ScheduleName, share: float) -> None:
         self.problem, self.strategy, self.schedule, self.share = problem, strategy, schedule, share
-        self.known: dict[tuple[str, Mode], _Sizes] = {}
+        self.known: dict[tuple[str, Mode], _SizeTable] = {}
         steps = [problem.step, *(step_stages(schedule, problem.step.units, rounds) for rounds in (1, 2))]
         layer_major, *others = (
             buffers_bytes(
@@ -161,15 +147,15 @@ class _Way:
         ]
         """The whole state likewise."""
 
-    def sizes(self, group: DeviceGroup, mode: Mode) -> "_Sizes":
+    def sizes(self, group: DeviceGroup, mode: Mode) -> "_SizeTable":
         """Microbatches of a device group by size."""
         key = (group.name, mode)
         if key not in self.known:
-            self.known[key] = _Sizes(self, group, mode)
+            self.known[key] = _SizeTable(self, group, mode)
         return self.known[key]
 
 
-class _Sizes:
+class _SizeTable:
     """Seconds and bytes of microbatches by size, for one device group and mode.
 
     Under a schedule of rounds a rank's memory depends on its largest microbatch alone, and on whether there is more
@@ -180,21 +166,28 @@ class _Sizes:
         problem = way.problem
         most = min(problem.batch_size, max(MOST_SAMPLES, 8 * -(-problem.batch_size // problem.num_ranks)))
         costs = size_costs(problem, group, mode, most, trim=False)
-        self.seconds = costs.additive[:, : costs.num_kinds] @ np.array(problem.counts, dtype=np.float64)
-        saved = np.ceil(costs.additive[:, -2]) + costs.boundary_bytes * np.arange(most + 1)
+        self.seconds = costs.seconds @ np.array(problem.counts, dtype=np.float64)
+        saved = np.ceil(costs.additive[:, KEPT]) + costs.boundary_bytes * np.arange(most + 1)
         more_buffers = [0, 0] if group.device.method == "imported" else way.more_buffers
         starts = way.share <= group.startup_share
-        self.fits = [
-            np.append(
-                (costs.beside_bytes + saved + math.ceil(way.share * state) + more <= group.limit_bytes) & starts, False
-            )
+        fits = [
+            (costs.beside_bytes + saved + math.ceil(way.share * state) + more <= group.limit_bytes) & starts
             for more, state in zip(more_buffers, way.state_bytes, strict=True)
         ]
+        self.in_one_round, self.in_rounds = fits
+
+    def fits(self, size: int, rounds: int) -> bool:
+        """Whether a largest microbatch of a size fits."""
+        fits = self._by_size(rounds)
+        return size < len(fits) and bool(fits[size])
 
     def largest(self, rounds: int, most: int) -> int:
         """Largest microbatch up to ``most`` that fits with all smaller ones; 0 where none does."""
-        fits = self.fits[min(rounds, 2) - 1]
-        return max(0, min(most, int(np.argmin(fits)) - 1))
+        first_misfit = int(np.argmin(np.append(self._by_size(rounds), False)))
+        return max(0, min(most, first_misfit - 1))
+
+    def _by_size(self, rounds: int) -> npt.NDArray[np.bool_]:
+        return self.in_one_round if rounds == 1 else self.in_rounds
 
 
 def _decided(way: _Way, mode: Mode, sizes: Sizes) -> Decided:
@@ -244,7 +237,7 @@ def _all_fit(way: _Way, mode: Mode, sizes: Sizes) -> bool:
     rounds = max(len(mine) for mine in sizes)
     for group in way.problem.groups:
         largest = max(max(sizes[rank], default=0) for rank in group.ranks)
-        if not way.sizes(group, mode).fits[min(rounds, 2) - 1][:-1][largest : largest + 1].any():
+        if not way.sizes(group, mode).fits(largest, rounds):
             return False
     return True
 

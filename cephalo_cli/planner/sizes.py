@@ -1,6 +1,7 @@
 """What one microbatch costs, by size: the additive vectors from which every option is built."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,16 +12,28 @@ from cephalo_cli.costmodel.memory import working_bytes
 from cephalo_cli.costmodel.tables import interpolate
 from cephalo_cli.planner.groups import DeviceGroup, Mode
 from cephalo_cli.planner.problem import Problem
-from cephalo_cli.schedule import Phase
 from cephalo_cli.units import boundary_bytes
 
-__all__ = ["SizeCosts", "family_costs", "kind_seconds", "rates", "size_costs"]
+__all__ = [
+    "KEPT",
+    "KEPT_A_BLOCK",
+    "MICROBATCHES",
+    "SizeCosts",
+    "family_costs",
+    "kind_seconds",
+    "least_sample_s",
+    "size_costs",
+]
 
 NEGLIGIBLE_BYTES = 8.0
 """Difference of bytes a sample that does not decide between multisets: rounding of what was measured."""
 
+KEPT_A_BLOCK, KEPT, MICROBATCHES = -3, -2, -1
+"""Columns of additive costs behind the seconds by kind: bytes that one more block keeps (in a family of modes, else 0),
+bytes kept beside boundaries, and 1 for the microbatch."""
+
 BESIDE_KINDS = 3
-"""Additive costs that are not seconds of a kind."""
+"""How many these are."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,8 +43,7 @@ class SizeCosts:
     """Costs of one microbatch by size, for one device group and mode; index 0 is size 0."""
 
     additive: Floats
-    """Shape (sizes + 1, kinds + 3): seconds by kind, bytes one more block keeps (of a family of modes, else 0), bytes
-    kept beside boundaries, and 1 for the microbatch."""
+    """Shape (sizes + 1, kinds + 3): seconds by kind, then `KEPT_A_BLOCK`, `KEPT` and `MICROBATCHES`."""
     matters: npt.NDArray[np.bool_]
     """Which columns a choice between multisets of the same sum depends on."""
     beside_bytes: Floats
@@ -48,6 +60,11 @@ class SizeCosts:
     def num_kinds(self) -> int:
         """Number of kinds of stages."""
         return int(self.additive.shape[1]) - BESIDE_KINDS
+
+    @property
+    def seconds(self) -> Floats:
+        """Seconds of one stage by kind, shape (sizes + 1, kinds)."""
+        return self.additive[:, : self.num_kinds]
 
     @property
     def max_size(self) -> int:
@@ -79,11 +96,13 @@ def family_costs(problem: Problem, group: DeviceGroup, family: tuple[int, ...], 
         return costs
     quickest, block = size_costs(problem, group, first, max_size), group.device.units.get("block")
     additive = quickest.additive.copy()
-    additive[:, -2] = costs.additive[:, -2]
+    additive[:, KEPT] = costs.additive[:, KEPT]
     if block is not None and block.saved_bytes is not None:
-        additive[1:, -3] = [interpolate(block.microbatch, block.saved_bytes, size) for size in range(1, len(additive))]
+        additive[1:, KEPT_A_BLOCK] = [
+            interpolate(block.microbatch, block.saved_bytes, size) for size in range(1, len(additive))
+        ]
     matters = quickest.matters | costs.matters
-    matters[-3] = _decides(additive[:, -3])
+    matters[KEPT_A_BLOCK] = _decides(additive[:, KEPT_A_BLOCK])
     return replace(costs, additive=additive, matters=matters)
 
 
@@ -115,8 +134,8 @@ def _size_costs(problem: Problem, group: DeviceGroup, mode: Mode, max_size: int,
     additive = np.array(rows)
     copies = _copies(problem, group, mode)
     matters = np.asarray(additive.any(axis=0))
-    matters[-2] = _decides(additive[:, -2])
-    matters[-1] = bool(copies[2].any() or copies[3].any())
+    matters[KEPT] = _decides(additive[:, KEPT])
+    matters[MICROBATCHES] = bool(copies[2].any() or copies[3].any())
     num_saved = 0 if mode.offload else num_again + 1
     return SizeCosts(
         additive=additive,
@@ -186,7 +205,7 @@ def _again_s(device: DeviceProfile, sizes: tuple[int, ...], part: float, block: 
     return block[1] + part * block[0]
 
 
-def rates(problem: Problem, group: DeviceGroup) -> Floats:
+def least_sample_s(problem: Problem, group: DeviceGroup) -> Floats:
     """Least seconds a sample by kind, over modes and microbatch sizes.
 
     A linear piece divided by the size only rises or only falls, so the least is at a measured point or at an end; a sum
@@ -196,12 +215,13 @@ def rates(problem: Problem, group: DeviceGroup) -> Floats:
     for unit in group.device.units.values():
         points |= {size for size in unit.microbatch if size <= problem.batch_size}
 
-    def least(kind: UnitKind, phase: Phase, *, recompute: bool) -> float:
-        return min(stage_s(group.device, kind, phase, (size,), recompute=recompute) / size for size in points)
+    def least(unit: UnitKind, phase: Literal["forward", "backward"]) -> float:
+        return min(stage_s(group.device, unit, phase, (size,), recompute=False) / size for size in points)
 
     found = []
-    for kind, phase, _, _ in problem.kinds:
-        forward, backward = least(kind, "forward", recompute=False), least(kind, "backward", recompute=False)
-        again = forward if kind == "block" and all(mode.recompute for mode in group.modes) else 0.0
-        found.append({"forward": forward, "backward": backward + again, "forward-backward": forward + backward}[phase])
+    for kind in problem.kinds:
+        forward, backward = (least(kind.unit, phase) for phase in ("forward", "backward"))
+        again = forward if kind.unit == "block" and all(mode.recompute for mode in group.modes) else 0.0
+        by_phase = {"forward": forward, "backward": backward + again, "forward-backward": forward + backward}
+        found.append(by_phase[kind.phase])
     return np.array(found)

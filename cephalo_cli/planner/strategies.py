@@ -18,11 +18,12 @@ import numpy as np
 from cephalo_cli.artifacts.plan import Alternative, Strategy
 from cephalo_cli.costmodel import RankChoice
 from cephalo_cli.errors import UsageError
+from cephalo_cli.planner.apportion import largest_remainder, uniform_sizes
 from cephalo_cli.planner.decided import Decided
 from cephalo_cli.planner.groups import DeviceGroup
 from cephalo_cli.planner.problem import Problem
-from cephalo_cli.planner.rounds import largest_remainder, make_fsdp, make_poplar, make_whale, uniform_sizes
-from cephalo_cli.planner.sizes import SizeCosts, size_costs
+from cephalo_cli.planner.rounds import make_fsdp, make_poplar, make_whale
+from cephalo_cli.planner.sizes import KEPT, SizeCosts, size_costs
 
 __all__ = ["OTHERS", "decide", "other_strategies"]
 
@@ -114,7 +115,7 @@ class _Quickest:
             sizes = np.flatnonzero(costs.beside_bytes[1:] <= room) + 1
             if self.problem.settings.microbatch_size is not None:
                 sizes = sizes[sizes == self.problem.settings.microbatch_size]
-            seconds = costs.additive[sizes, : costs.num_kinds] @ self.counts
+            seconds = costs.seconds[sizes] @ self.counts
             if len(sizes):
                 best = max(best, float((sizes / np.maximum(seconds, 1e-12)).max()))
         return best
@@ -131,7 +132,7 @@ class _Quickest:
                     key = (True, float("inf"), float(sizes[0]))
                 else:
                     total = costs.additive[list(sizes)].sum(axis=0) if sizes else costs.additive[0]
-                    beside = costs.beside_bytes[max(sizes, default=0)] + total[-2] + costs.boundary_bytes * samples
+                    beside = costs.beside_bytes[max(sizes, default=0)] + total[KEPT] + costs.boundary_bytes * samples
                     seconds = float(total[: costs.num_kinds] @ self.counts)
                     fits = bool(beside <= room)
                     key = (not fits, seconds if fits else float(beside), seconds)
