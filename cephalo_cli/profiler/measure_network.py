@@ -26,6 +26,7 @@ from cephalo_cli.profiler.measure_moving import Moving, measure_moving
 from cephalo_cli.profiler.measure_timing import largest_of_ranks
 from cephalo_cli.runtime.collectives import BufferLayout, ShardedCollectives
 from cephalo_cli.runtime.device import DeviceClock
+from cephalo_cli.runtime.heap import trim_heap
 from cephalo_cli.runtime.process import ProcessContext
 from cephalo_cli.units import model_units
 
@@ -99,6 +100,29 @@ def measure_network(
     if most_bytes is not None:
         largest = min(largest, max(1, most_bytes // (compute_dtype.itemsize + 2 * state_dtype.itemsize)))
     largest = int(-largest_of_ranks(context, -float(largest)))
+    measured = Measured()
+    _measure_collectives(measured, context, largest, compute_dtype, (1 - MOVING_PART) * max_seconds)
+    measured.small_sum_s = _small_sum_s(context)
+    if context.device.type == "cpu":
+        trim_heap()  # the collectives' buffers are gone: a device near its memory needs their place
+        measured.moving = measure_moving(
+            context,
+            model,
+            seq_len,
+            dtype,
+            share_patterns(context.cluster)[-1],
+            most_elements=largest,
+            most_bytes=most_bytes,
+            max_seconds=MOVING_PART * max_seconds,
+        )
+    return measured
+
+
+def _measure_collectives(
+    measured: Measured, context: ProcessContext, largest: int, compute_dtype: torch.dtype, max_seconds: float
+) -> None:
+    """Time gathers and reductions of up to ``largest`` elements, and add the points to ``measured``."""
+    state_dtype = torch.promote_types(compute_dtype, torch.float32)
     layouts = {}
     for shares in share_patterns(context.cluster):
         for fraction in SIZE_FRACTIONS:
@@ -113,24 +137,11 @@ def measure_network(
         buffers = _Buffers(moves, name, layout, context)
         tasks.append(_Task("gathers", buffers.gather_bytes, shares, buffers.gather))
         tasks.append(_Task("reductions", buffers.reduce_bytes, shares, buffers.reduce))
-    _time(context, tasks, (1 - MOVING_PART) * max_seconds)
+    _time(context, tasks, max_seconds)
     moves.close()
-    measured = Measured(small_sum_s=_small_sum_s(context))
-    if context.device.type == "cpu":
-        measured.moving = measure_moving(
-            context,
-            model,
-            seq_len,
-            dtype,
-            share_patterns(context.cluster)[-1],
-            most_elements=largest,
-            most_bytes=most_bytes,
-            max_seconds=MOVING_PART * max_seconds,
-        )
     for task in tasks:
         points = measured.gathers if task.series == "gathers" else measured.reductions
         points.append(CollectivePoint(unit_bytes=task.unit_bytes, shares=task.shares, seconds=median(task.seconds)))
-    return measured
 
 
 def fit_collective(points: Sequence[CollectivePoint]) -> CollectiveFit:

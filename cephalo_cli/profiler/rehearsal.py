@@ -15,6 +15,7 @@ from cephalo_cli.layout import shard_ranges
 from cephalo_cli.profiler.measure_timing import largest_of_ranks
 from cephalo_cli.profiler.measure_units import UnitRunner
 from cephalo_cli.runtime.collectives import BufferLayout, Pending, ShardedCollectives
+from cephalo_cli.runtime.heap import HeapRoom, peak_anonymous_bytes
 from cephalo_cli.runtime.process import ProcessContext
 from cephalo_cli.units import model_units
 
@@ -24,6 +25,8 @@ ENDS: tuple[UnitKind, ...] = ("embedding", "head")
 MOST_BLOCKS = 4
 MOST_SAMPLES = 16
 """Of a rank whose turn it is."""
+MOST_OF_MEMORY = 0.9
+"""A rank takes no further sample with which it would occupy more of its device's memory."""
 
 
 class Rehearsal:
@@ -71,6 +74,9 @@ class Rehearsal:
         num_bytes += sum(sizes[kind] * compute.itemsize + sizes[_grad(kind)] * state.itemsize for kind in ENDS)
         self.handled_bytes = num_bytes * handled_fraction("direct", context.world_size, shares[context.rank])
         """Bytes this rank handles in a step of the whole model."""
+        capacity = context.device_type.memory_bytes
+        self._room = None if capacity is None else HeapRoom(int(MOST_OF_MEMORY * capacity))
+        self._most_growth_bytes = 0
         self.issue_s = 0.0
         """CPU seconds of the computing thread for issuing in the last run."""
         self.compute_s = 0.0
@@ -85,9 +91,16 @@ class Rehearsal:
             self.run_blocks(moves=True)
             taken.append(largest_of_ranks(context, time.perf_counter() - start))
         moves_s = min(taken) / self.num_blocks
+        capacity = context.device_type.memory_bytes
+        self._most_growth_bytes = 0
         for num_samples in range(1, MOST_SAMPLES + 1 if is_busy else 1):
+            before = peak_anonymous_bytes()
             self._samples = [runner.inputs(num_samples, self._num_tokens) for runner in self._runners]
             self._compute_alone()
+            peak = peak_anonymous_bytes()
+            self._most_growth_bytes = max(self._most_growth_bytes, peak - before)
+            if capacity is not None and peak + (peak - before) > MOST_OF_MEMORY * capacity:
+                break
             if min(self._compute_alone(), self._compute_alone()) > moves_s:
                 break
 
@@ -100,6 +113,8 @@ class Rehearsal:
 
     def run_blocks(self, *, moves: bool) -> float:
         """Go down and up through the blocks once; gives the CPU seconds of this process."""
+        if self._room is not None:
+            self._room.make(self._most_growth_bytes)
         dist.barrier(self._group)
         start = time.process_time()
         self.issue_s = self.compute_s = 0.0
