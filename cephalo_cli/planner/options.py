@@ -1,7 +1,7 @@
 """Options of a device group: what one rank may run, what it costs, and how much state fits beside it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ from cephalo_cli.costmodel.compute import RankChoice
 from cephalo_cli.planner.groups import DeviceGroup
 from cephalo_cli.planner.kinds import BLOCK_FORWARD
 from cephalo_cli.planner.problem import Problem
-from cephalo_cli.planner.sizes import KEPT, KEPT_A_BLOCK, MICROBATCHES, SizeCosts, size_costs
+from cephalo_cli.planner.sizes import KEPT, KEPT_A_BLOCK, MICROBATCHES, SizeCosts
 
 __all__ = [
     "BELOW",
@@ -19,7 +19,6 @@ __all__ = [
     "Listing",
     "Options",
     "Window",
-    "chosen_options",
     "empty_option",
     "join_options",
     "undominated",
@@ -250,36 +249,6 @@ class Listing:
             entries=np.concatenate([np.zeros(0, dtype=np.int64), *self.entries]),
             history=self.history,
         )
-
-
-def chosen_options(
-    problem: Problem, choices: Sequence[RankChoice]
-) -> tuple[list[Options], tuple[tuple[int, ...], ...]]:
-    """Options that are nothing but what ranks have chosen, and every rank's row, group by group."""
-    options, rows = [], []
-    for group in problem.groups:
-        modes = {mode.choice(group.name, (), 0.0): index for index, mode in enumerate(group.modes)}
-        bare = {choice: replace(choice, state_share=0.0) for choice in {choices[rank] for rank in group.ranks}}
-        mine = [bare[choices[rank]] for rank in group.ranks]
-        distinct = list(dict.fromkeys(mine))
-        places = {choice: row for row, choice in enumerate(distinct)}
-        history, parts = History(), []
-        for choice in distinct:
-            mode = modes[replace(choice, microbatch_sizes=())]
-            sizes = choice.microbatch_sizes
-            if not sizes:
-                parts.append(empty_option(problem, group, history))
-                continue
-            costs = size_costs(problem, group, group.modes[mode], max(sizes), trim=False)
-            listing = Listing(group=group, family=(mode,), costs=costs, history=history)
-            entry = np.zeros(1, dtype=np.int64)
-            for size in sorted(sizes):
-                entry = history.add(entry.tolist(), size)
-            listing.add(np.array([sum(sizes)]), max(sizes), costs.additive[list(sizes)].sum(axis=0)[None], entry)
-            parts.append(listing.options(problem))
-        options.append(join_options(parts, fitting=False))
-        rows.append(tuple(places[choice] for choice in mine))
-    return options, tuple(rows)
 
 
 def _caps(problem: Problem, group: DeviceGroup, beside_bytes: Floats) -> Floats:

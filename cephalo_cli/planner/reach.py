@@ -9,7 +9,7 @@ from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.shares import ROUNDING
 from cephalo_cli.planner.sizes import least_sample_s
 
-__all__ = ["Reach", "compute_bound_s", "ideal_s", "least_s", "reaches", "stage_floors"]
+__all__ = ["Reach", "compute_bound_s", "least_s", "least_stages_s", "reaches", "stage_floors"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,8 +39,8 @@ class Reach:
         return float(np.interp(budget_s, self.seconds * (1.0 - ROUNDING), self.samples))
 
 
-def ideal_s(problem: Problem, reach_of: Sequence[Reach]) -> float:
-    """Least time of all stages if samples could be split in any way: the first budget."""
+def _ideal_s(problem: Problem, reach_of: Sequence[Reach]) -> float:
+    """Least time of all stages if samples could be split in any way."""
 
     def enough(budget_s: float) -> bool:
         reached = sum(
@@ -57,15 +57,19 @@ def ideal_s(problem: Problem, reach_of: Sequence[Reach]) -> float:
 
 def least_s(problem: Problem) -> float:
     """No plan of the problem is faster than this: samples split in any way, shares even."""
-    floors = stage_floors(problem)
+    return problem.least_exposed_s + least_stages_s(problem)
+
+
+def least_stages_s(problem: Problem) -> float:
+    """The same without what of the network is exposed, and so the least budget for stages."""
     counts = np.array(problem.counts, dtype=np.float64)
-    return problem.least_exposed_s + ideal_s(problem, reaches(problem, floors, counts))
+    return _ideal_s(problem, reaches(problem, stage_floors(problem), counts))
 
 
 def compute_bound_s(problem: Problem) -> float:
     """No plan under any schedule is faster than this: samples split in any way, nothing but compute counted."""
     counts = np.array(problem.counts, dtype=np.float64)
-    return ideal_s(problem, reaches(problem, np.zeros(len(problem.kinds)), counts))
+    return _ideal_s(problem, reaches(problem, np.zeros(len(problem.kinds)), counts))
 
 
 def stage_floors(problem: Problem) -> Floats:

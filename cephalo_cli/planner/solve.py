@@ -12,7 +12,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,26 +20,25 @@ import numpy.typing as npt
 from cephalo_cli.costmodel import RankChoice, step_estimate
 from cephalo_cli.planner.bounds import Bounds, bound_options, open_samples
 from cephalo_cli.planner.frugal import state_fits
-from cephalo_cli.planner.limit_search import TOLERANCE, LimitSearch, price_rows
+from cephalo_cli.planner.limit_search import TOLERANCE, LimitSearch
 from cephalo_cli.planner.microbatches import list_exactly
 from cephalo_cli.planner.options import (
     Listing,
     Options,
     Window,
-    chosen_options,
     join_options,
     without_dominated,
 )
 from cephalo_cli.planner.place import place_shares
 from cephalo_cli.planner.problem import Problem
-from cephalo_cli.planner.reach import ideal_s, reaches, stage_floors
+from cephalo_cli.planner.reach import least_s, least_stages_s, reaches, stage_floors
 from cephalo_cli.planner.search import Effort, Found, Search
 from cephalo_cli.planner.shares import ROUNDING, ShareLimits
 from cephalo_cli.planner.team_search import TeamSearch
 from cephalo_cli.planner.teams import relax, root_teams
 from cephalo_cli.planner.tidy import tidy
 
-__all__ = ["Outcome", "Solution", "fixed", "improve", "price", "solve"]
+__all__ = ["Outcome", "Solution", "improve", "placed_solution", "solve"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,6 +55,8 @@ class Solution:
 
     choices: tuple[RankChoice, ...]
     """One a rank."""
+    keep_unsharded: int
+    """How many blocks before the last one stay unsharded between their phases."""
     step_s: float
     lower_bound_s: float
     proven: bool
@@ -90,14 +91,10 @@ def improve(
         bounded: Whether to work out a bound where the search was stopped.
     """
     effort = effort or Effort()
-    floors = stage_floors(problem)
-    counts = np.array(problem.counts, dtype=np.float64)
-    flat = np.zeros(len(problem.kinds)) if problem.shares_cost_compute else floors
-    ideal = ideal_s(problem, reaches(problem, floors, counts))
     known = Found(rows=(), limits=ShareLimits(known_s, 0.0, 0.0))
     none = Outcome(solution=None, lower_bound_s=known_s)
-    window = Window(floors_s=floors, counts=counts, budget_s=known_s - problem.least_exposed_s, flat_s=flat)
-    if ideal > window.budget_s:
+    window = _window(problem, known_s - problem.least_exposed_s)
+    if least_stages_s(problem) > window.budget_s:
         return none
     bounds = _bounds(problem, window)
     if not problem.shares_cost_compute:
@@ -116,10 +113,11 @@ def improve(
         settled = _settle(problem, bounds, concrete, search.best, window=closer, deadline=deadline, effort=effort)
     if settled is None or not settled.proven:
         best = search.best if settled is None else settled.found
-        lower = ideal + problem.least_exposed_s
+        lower = least_s(problem)
         if bounded:
             lower = max(lower, _quick_bound(problem, bounds, best.limits.step_s, window))
-        settled = _Settled(concrete if settled is None else settled.options, best, lower, proven=False)
+        options = concrete if settled is None else settled.options
+        settled = _Settled(options=options, found=best, lower_bound_s=lower, proven=False)
     if settled.found is known:
         return Outcome(solution=None, lower_bound_s=known_s if settled.proven else settled.lower_bound_s)
     solution = _solution(problem, settled)
@@ -150,31 +148,6 @@ def _none_below(problem: Problem, relaxed: Sequence[Options], step_s: float) -> 
     return LimitSearch(problem, relaxed, best=target).needed() is None
 
 
-def price(problem: Problem, choices: Sequence[RankChoice]) -> float | None:
-    """The step of given microbatches and modes under the best shares; None where the state does not fit beside them."""
-    limits = _limits_of(problem, choices)
-    return None if limits is None else limits.step_s
-
-
-def fixed(problem: Problem, choices: Sequence[RankChoice]) -> Solution | None:
-    """The best shares for given microbatches and modes; None where the state does not fit beside them."""
-    limits = _limits_of(problem, choices)
-    if limits is None:
-        return None
-    placed = place_shares(problem, [replace(choice, state_share=0.0) for choice in choices], limits)
-    step_s = step_estimate(problem.basis, placed, problem.step).step_s
-    return Solution(choices=placed, step_s=step_s, lower_bound_s=limits.step_s, proven=False)
-
-
-def _limits_of(problem: Problem, choices: Sequence[RankChoice]) -> ShareLimits | None:
-    options, rows = chosen_options(problem, choices)
-    if not problem.shares_cost_compute:
-        return price_rows(problem, options, rows)
-    search = TeamSearch(problem, options)
-    search.settle(rows)
-    return None if search.best is None else search.best.limits
-
-
 def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
     """Find the best layer-major plan.
 
@@ -185,15 +158,12 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
     Returns:
         The best plan; None where no plan fits, or none was found in time.
     """
-    floors = stage_floors(problem)
-    counts = np.array(problem.counts, dtype=np.float64)
-    flat = np.zeros(len(problem.kinds)) if problem.shares_cost_compute else floors
-    ideal = ideal_s(problem, reaches(problem, floors, counts))
-    budgets = [ideal * factor if factor < math.inf else math.inf for factor in BUDGETS]
+    least = least_s(problem)
+    budgets = [least_stages_s(problem) * factor if factor < math.inf else math.inf for factor in BUDGETS]
     while budgets:
-        window = Window(floors_s=floors, counts=counts, budget_s=budgets.pop(0), flat_s=flat)
+        window = _window(problem, budgets.pop(0))
         bounds = _bounds(problem, window)
-        concrete = [without_dominated(bound.concrete, flat) for bound in bounds]
+        concrete = [without_dominated(bound.concrete, window.flat_s) for bound in bounds]
         search = _searcher(problem, concrete, deadline, None)
         bound = search.run()
         if search.best is None:
@@ -202,26 +172,36 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
             continue
         spent = search.best.limits.step_s - problem.least_exposed_s
         if search.timed_out:
-            lower = min(ideal + problem.least_exposed_s, bound)
-            return _solution(problem, _Settled(concrete, search.best, lower, proven=False))
+            stopped = _Settled(options=concrete, found=search.best, lower_bound_s=min(least, bound), proven=False)
+            return _solution(problem, stopped)
         if spent <= window.budget_s:
             window = replace(window, budget_s=spent)
             settled = _settle(problem, bounds, concrete, search.best, window=window, deadline=deadline)
-            unsettled = _Settled(concrete, search.best, ideal + problem.least_exposed_s, proven=False)
+            unsettled = _Settled(options=concrete, found=search.best, lower_bound_s=least, proven=False)
             return _solution(problem, settled or unsettled)
         budgets = [spent * (1.0 + ROUNDING)]
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Settled:
     """The best plan of some options, and what is proven of it."""
 
     options: Sequence[Options]
     found: Found
     lower_bound_s: float
-    _: KW_ONLY
     proven: bool
+
+
+def _window(problem: Problem, budget_s: float) -> Window:
+    """What can be part of a plan whose stages take no longer than a budget."""
+    floors = stage_floors(problem)
+    return Window(
+        floors_s=floors,
+        counts=np.array(problem.counts, dtype=np.float64),
+        budget_s=budget_s,
+        flat_s=np.zeros(len(problem.kinds)) if problem.shares_cost_compute else floors,
+    )
 
 
 def _bounds(problem: Problem, window: Window) -> list[Bounds]:
@@ -252,7 +232,8 @@ def _settle(
     effort: Effort | None = None,
 ) -> _Settled | None:
     """Prove the best plan of the concrete options, or find a better one among all; None where time is up before."""
-    proven = _Settled(concrete, best, best.limits.step_s * (1.0 - TOLERANCE), proven=True)
+    best_s = best.limits.step_s
+    proven = _Settled(options=concrete, found=best, lower_bound_s=best_s * (1.0 - TOLERANCE), proven=True)
     if not problem.shares_cost_compute:
         needed = _needed(problem, bounds, best, window=window, deadline=deadline)
         if needed is None:
@@ -276,7 +257,7 @@ def _settle(
     if search.best is None:
         raise AssertionError("a search does not lose its plan")
     options = concrete if search.best is best else listed
-    return _Settled(options, search.best, lower, proven=not search.timed_out)
+    return _Settled(options=options, found=search.best, lower_bound_s=lower, proven=not search.timed_out)
 
 
 def _searcher(
@@ -291,14 +272,28 @@ def _searcher(
 
 
 def _solution(problem: Problem, settled: _Settled) -> Solution:
-    options, found, lower_bound_s = settled.options, settled.found, settled.lower_bound_s
+    options, found = settled.options, settled.found
     if not problem.shares_cost_compute:
         found = tidy(problem, options, found)
     by_rank: dict[int, RankChoice] = {}
     for group, listed, rows in zip(problem.groups, options, found.rows, strict=True):
         ordered = np.array(rows)[np.lexsort((np.array(rows), -listed.samples[list(rows)]))].tolist()
         by_rank |= {rank: listed.choice(row, 0.0) for rank, row in zip(group.ranks, ordered, strict=True)}
-    choices = place_shares(problem, [by_rank[rank] for rank in range(problem.num_ranks)], found.limits)
-    step_s = step_estimate(problem.basis, choices, problem.step).step_s
-    lower = min(lower_bound_s, found.limits.step_s)
-    return Solution(choices=choices, step_s=step_s, lower_bound_s=min(lower, step_s), proven=settled.proven)
+    choices = [by_rank[rank] for rank in range(problem.num_ranks)]
+    lower_s = min(settled.lower_bound_s, found.limits.step_s)
+    return placed_solution(problem, choices, found.limits, lower_bound_s=lower_s, proven=settled.proven)
+
+
+def placed_solution(
+    problem: Problem, choices: Sequence[RankChoice], limits: ShareLimits, *, lower_bound_s: float, proven: bool
+) -> Solution:
+    """Give choices without shares the fairest ones within limits, and price them by the cost model."""
+    placed = place_shares(problem, choices, limits)
+    step_s = step_estimate(problem.basis, placed, problem.step).step_s
+    return Solution(
+        choices=placed,
+        keep_unsharded=problem.space.keep_unsharded,
+        step_s=step_s,
+        lower_bound_s=min(lower_bound_s, step_s),
+        proven=proven,
+    )

@@ -23,13 +23,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cephalo_cli.costmodel import RankChoice
+from cephalo_cli.planner.given import price, with_best_shares
 from cephalo_cli.planner.groups import DeviceGroup, partial_counts
 from cephalo_cli.planner.problem import Problem, Space, make_problem
 from cephalo_cli.planner.reach import least_s
 from cephalo_cli.planner.search import Effort
-from cephalo_cli.planner.solve import Solution, fixed, improve, price, solve
+from cephalo_cli.planner.solve import Solution, improve, solve
 
-__all__ = ["Plan", "best_plan", "widest"]
+__all__ = ["best_plan", "widest"]
 
 MAX_NODES = 1_000
 """Nodes after which the best plan is taken with its gap."""
@@ -42,17 +43,6 @@ GLANCES = 8
 
 SAME = 2e-9
 """Relative difference of steps that is none: the accuracy of the searches."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A plan's decisions with their proof."""
-
-    choices: tuple[RankChoice, ...]
-    keep_unsharded: int
-    step_s: float
-    lower_bound_s: float
-    proven: bool
 
 
 @dataclass(frozen=True, order=True)
@@ -72,7 +62,7 @@ def widest(problem: Problem) -> Space:
     return Space(keep_unsharded=most, charged=least, partial=_is_partial(problem))
 
 
-def best_plan(problem: Problem, deadline: float | None = None, *, thorough: bool = False) -> Plan | None:
+def best_plan(problem: Problem, deadline: float | None = None, *, thorough: bool = False) -> Solution | None:
     """Find the best layer-major plan.
 
     Args:
@@ -86,26 +76,16 @@ def best_plan(problem: Problem, deadline: float | None = None, *, thorough: bool
     base = solve(problem, deadline)
     least, most = _range(problem)
     if least == most and not _is_partial(problem):
-        return None if base is None else _as_plan(base, least)
+        return base
     spender = _Spender(problem, deadline, math.inf if thorough else EFFORT)
     if base is not None:
-        spender.take(base, least)
+        spender.take(base)
     elif not spender.is_late:
         spender.start()
     if spender.best is None:
         return None
     spender.search()
     return spender.proven()
-
-
-def _as_plan(solution: Solution, keep_unsharded: int) -> Plan:
-    return Plan(
-        choices=solution.choices,
-        keep_unsharded=keep_unsharded,
-        step_s=solution.step_s,
-        lower_bound_s=solution.lower_bound_s,
-        proven=solution.proven,
-    )
 
 
 def _range(problem: Problem) -> tuple[int, int]:
@@ -128,7 +108,7 @@ class _Spender:
         self.problem, self.deadline = problem, deadline
         self.least, self.most = _range(problem)
         self.partial = _is_partial(problem)
-        self.best: Plan | None = None
+        self.best: Solution | None = None
         self.effort = Effort(effort)
         self.problems: dict[Space, Problem] = {}
         self.groups: tuple[DeviceGroup, ...] | None = None
@@ -145,10 +125,10 @@ class _Spender:
         """Step of the best plan so far."""
         return math.inf if self.best is None else self.best.step_s
 
-    def take(self, solution: Solution, keep_unsharded: int) -> None:
+    def take(self, solution: Solution) -> None:
         """Keep a plan if it is the best."""
         if solution.step_s < self.best_s:
-            self.best = _as_plan(solution, keep_unsharded)
+            self.best = solution
 
     def start(self) -> None:
         """A first plan where none fits whose ranks recompute all blocks or none."""
@@ -182,30 +162,24 @@ class _Spender:
             self._price(outcome.solution.choices, self.least)
             self._price_common(outcome.solution.choices, self.least)
 
-    def proven(self) -> Plan:
+    def proven(self) -> Solution:
         """The best plan with what is proven of it, keeping no more blocks unsharded than its time needs."""
-        if self.best is None:
+        best = self.best
+        if best is None:
             raise AssertionError("a search does not lose its plan")
-        low, high, choices, step_s = self.least, self.best.keep_unsharded, self.best.choices, self.best.step_s
+        low, high = self.least, best.keep_unsharded
         while low < high:
             middle = (low + high) // 2
-            problem = self._exactly(choices, middle)
-            priced_s = price(problem, choices)
-            if priced_s is not None and priced_s <= step_s * (1.0 + 1e-12):
+            priced_s = price(self._exactly(best.choices, middle), best.choices)
+            if priced_s is not None and priced_s <= best.step_s * (1.0 + 1e-12):
                 high = middle
             else:
                 low = middle + 1
-        if high < self.best.keep_unsharded:
-            less = fixed(self._exactly(choices, high), choices)
-            choices, step_s = (choices, step_s) if less is None else (less.choices, less.step_s)
-        lower_s = min(self.left_s, step_s)
-        return Plan(
-            choices=choices,
-            keep_unsharded=high,
-            step_s=step_s,
-            lower_bound_s=lower_s,
-            proven=lower_s >= step_s * (1.0 - SAME),
-        )
+        if high < best.keep_unsharded:
+            less = with_best_shares(self._exactly(best.choices, high), best.choices)
+            best = replace(best if less is None else less, keep_unsharded=high)
+        lower_s = min(self.left_s, best.step_s)
+        return replace(best, lower_bound_s=lower_s, proven=lower_s >= best.step_s * (1.0 - SAME))
 
     def _children(self, node: _Node) -> list[tuple[float, int, int, tuple[int, ...]]]:
         """Bound, range of K and cuts of what is left of a node after its relaxation has been solved and priced."""
@@ -259,9 +233,9 @@ class _Spender:
         problem = self._exactly(choices, keep_unsharded)
         priced_s = price(problem, choices)
         if priced_s is not None and priced_s < self.best_s:
-            solution = fixed(problem, choices)
+            solution = with_best_shares(problem, choices)
             if solution is not None:
-                self.take(solution, keep_unsharded)
+                self.take(solution)
         return priced_s is not None
 
     def _exactly(self, choices: Sequence[RankChoice], keep_unsharded: int) -> Problem:
