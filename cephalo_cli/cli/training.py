@@ -168,9 +168,10 @@ class Training:
             write_trace(result.timeline, self.trace, force=self.force)
 
         def tables() -> "list[RenderableType]":
-            from cephalo_cli.reporting import artifact_tables
+            from cephalo_cli.reporting.describe_report import describe_report
+            from cephalo_cli.reporting.sheet import rendered
 
-            return artifact_tables(report)
+            return rendered(describe_report(report, with_steps=False))
 
         out.artifact(report, tables, force=self.force)
         if self.output not in (None, "-"):

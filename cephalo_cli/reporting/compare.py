@@ -47,7 +47,7 @@ class Comparison:
             return rendered(self.parts)
         head = turned(overview, HEADLINES, self.names)
         rest = [part for part in by_rank if isinstance(part, Sheet)]
-        return [*rendered([overview]), "", stacked("Side by side", [*head, *rest])]
+        return [*rendered([overview]), "", *stacked("Side by side", [*head, *rest], self.names)]
 
 
 def compare(artifacts: Sequence[Envelope], names: Sequence[str]) -> Comparison:
@@ -77,11 +77,13 @@ def compare(artifacts: Sequence[Envelope], names: Sequence[str]) -> Comparison:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """File names without folders and endings, unless that makes two of them equal; a file given twice is numbered."""
+    """File names without folders and endings; where that makes some equal those are given in full, or numbered."""
     stems = [PurePath(name).name.removesuffix(".json") for name in names]
-    if len(set(stems)) == len(stems):
-        return stems
     return [
-        name if names.count(name) == 1 else f"{stem}#{names[: place + 1].count(name)}"
+        stem
+        if stems.count(stem) == 1
+        else name
+        if names.count(name) == 1
+        else f"{stem}#{names[: place + 1].count(name)}"
         for place, (stem, name) in enumerate(zip(stems, names, strict=True))
     ]

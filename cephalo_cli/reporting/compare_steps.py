@@ -158,7 +158,7 @@ def _overview(sides: Sequence[Side]) -> Sheet:
             rows.append(
                 {
                     "file": each.name,
-                    "what": "alternative" if feasible else "does not fit",
+                    "what": "alternative" if feasible else "too large",
                     "strategy": strategy,
                     "step_s": step_s,
                     "step_ratio": None if step_s is None or not first.step_s else step_s / first.step_s,

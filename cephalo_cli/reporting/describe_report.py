@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from cephalo_cli.artifacts import Report
-from cephalo_cli.artifacts.report import RankReport
+from cephalo_cli.artifacts.report import RankReport, StepReport
 from cephalo_cli.quantities import format_percent
 from cephalo_cli.reporting.sheet import (
     Column,
@@ -20,12 +20,16 @@ from cephalo_cli.reporting.words import change, memory_sheet, throughput
 
 __all__ = ["describe_report"]
 
+MOST_STEPS = 20
+"""Steps that are shown of a training."""
 LATE = "late: waits for ranks that had not arrived yet; part of gather and reduce."
 
 
-def describe_report(report: Report) -> list[Part]:
-    """Say what a step did, simulated or measured."""
+def describe_report(report: Report, *, with_steps: bool = True) -> list[Part]:
+    """Say what a step did, simulated or measured, and each step of a training unless they were told of before."""
     off = "" if not report.predicted_step_s else f"({change(report.step_s, report.predicted_step_s)} against the plan)"
+    if report.source == "measured" and len(report.steps) == 1:
+        off = "(a warm-up step alone, which says little of those that follow)"
     facts = [
         Fact(key="strategy", label="plan", value=report.strategy, more=f"({report.schedule}, engine {report.engine})"),
         Fact(
@@ -56,7 +60,8 @@ def describe_report(report: Report) -> list[Part]:
         course = f"{losses[0]:.4f} to {losses[-1]:.4f} in {len(report.steps)} steps" if losses else None
         facts.append(Fact(key="loss", label="loss", value=course))
     title = f"{report.source.capitalize()} step of {report.model_name} on {report.cluster_name}"
-    return [Facts(name="report", title=title, facts=tuple(facts)), _times(report), *_memory(report)]
+    parts = [Facts(name="report", title=title, facts=tuple(facts)), _times(report), *_memory(report)]
+    return [*parts, *_steps(report)] if with_steps else parts
 
 
 def _times(report: Report) -> Sheet:
@@ -110,3 +115,49 @@ def _memory(report: Report) -> list[Part]:
     else:
         notes = tuple(f"Rank {rank_ranges(ranks)}: fullest at {moment}." for moment, ranks in moments.items())
     return [replace(memory_sheet(terms), notes=notes)]
+
+
+def _steps(report: Report) -> list[Part]:
+    """What a training's steps did; of many, some that are equally far apart."""
+    steps = report.steps
+    if not steps:
+        return []
+    last = len(steps) - 1
+    told = sorted(
+        {round(row * last / min(last, MOST_STEPS - 1)) for row in range(min(len(steps), MOST_STEPS))} if last else {0}
+    )
+    notes = [f"Step {steps[0].step} is the warm-up, whose time no plan means to predict."]
+    if len(told) < len(steps):
+        notes.insert(0, f"{len(told)} of {len(steps)} steps; --json prints all.")
+    sheet = Sheet(
+        name="steps",
+        title="Steps of the training",
+        columns=(
+            Column(key="step", title="step", kind="count"),
+            Column(key="loss", title="loss", kind="loss"),
+            Column(key="validation_loss", title="validation", kind="loss"),
+            Column(key="grad_norm", title="gradient", kind="digits"),
+            Column(key="learning_rate", title="lr", kind="digits"),
+            Column(key="tokens_per_s", title="tokens/s", kind="count"),
+            Column(key="peak_memory_bytes", title="memory", kind="bytes"),
+            Column(key="step_s", title="time", kind="seconds"),
+            Column(key="off", title="against plan", kind="change"),
+        ),
+        rows=tuple(_step_row(steps[place], warm_up=place == 0) for place in told),
+        notes=tuple(notes),
+    )
+    return [without_empty_columns(sheet)]
+
+
+def _step_row(step: StepReport, *, warm_up: bool) -> dict[str, Value]:
+    predicted = None if warm_up else step.predicted_step_s
+    return {
+        **{
+            key: getattr(step, key)
+            for key in (
+                *("step", "loss", "validation_loss", "grad_norm", "learning_rate", "tokens_per_s"),
+                *("peak_memory_bytes", "step_s"),
+            )
+        },
+        "off": step.step_s / predicted - 1 if predicted else None,
+    }

@@ -3,7 +3,7 @@
 A sheet's cells are SI numbers and words, so that ``--json`` and the table on the screen say the same.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -17,10 +17,14 @@ from cephalo_cli.quantities import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
     from rich.text import Text
 
 __all__ = [
+    "BAD_MARK",
+    "GAP",
+    "NARROWEST",
     "Column",
     "Fact",
     "Facts",
@@ -38,12 +42,31 @@ __all__ = [
 
 Value: TypeAlias = str | int | float | bool | list[int] | list[str] | None
 Kind: TypeAlias = Literal[
-    "text", "ranks", "count", "seconds", "bytes", "percent", "change", "ratio", "flops", "tera", "link"
+    "text",
+    "ranks",
+    "count",
+    "seconds",
+    "bytes",
+    "percent",
+    "change",
+    "ratio",
+    "flops",
+    "tera",
+    "link",
+    "loss",
+    "digits",
 ]
 
 SHORT_WORD = 16
-"""Words up to this length are never cut to make room for numbers."""
+"""Words up to this length keep to one line where the numbers beside them leave room."""
+SHORTEST_WORD = 6
+"""No column of words becomes narrower than this."""
+NARROWEST = 80
+"""Columns of the narrowest terminal that tables are made for."""
+GAP = 2
+"""Columns between two columns of a table."""
 ABSENT = "-"
+_WORDS: tuple[Kind, ...] = ("text", "ranks")
 TICK = "✓"
 BAD_MARK = "!"
 """Follows a number that does not fit, for eyes and terminals without red; words say it themselves."""
@@ -185,43 +208,86 @@ def _render_facts(part: Facts) -> "RenderableType":
 
 
 def _render_sheet(part: Sheet) -> "RenderableType":
-    from rich import box
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    if part.chosen:
-        table.add_column("", no_wrap=True)
-    for column in part.columns:
-        words = column.kind in ("text", "ranks")
-        longest = max(len(shown(row.get(column.key), column.kind)) for row in part.rows) if part.rows else 0
-        table.add_column(
-            column.title,
-            justify="left" if words else "right",
-            no_wrap=not words,
-            overflow="fold",
-            min_width=min(longest, SHORT_WORD) if words else None,
-        )
-    marked = {key for _, key in part.bad}
-    for number, row in enumerate(part.rows):
-        cells = [
-            cell(
-                row.get(column.key), column.kind, bad=(number, column.key) in part.bad, beside_bad=column.key in marked
-            )
-            for column in part.columns
-        ]
+    return Group(Text(part.title, style="bold"), *([_Fitted(part)] if part.rows else []), *map(Text, part.notes))
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """A sheet's table, as wide as where it is printed."""
+
+    part: Sheet
+
+    def __rich_console__(self, _: "Console", options: "ConsoleOptions") -> "Iterator[Table]":
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        part = self.part
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         if part.chosen:
-            cells.insert(0, Text(TICK if number in part.chosen else "", style="green"))
-        table.add_row(*cells)
-    return Group(Text(part.title, style="bold"), *([table] if part.rows else []), *map(Text, part.notes))
+            table.add_column("", no_wrap=True)
+        widths = _widths(part, options.max_width)
+        for column in part.columns:
+            words = column.kind in _WORDS
+            table.add_column(
+                column.title,
+                justify="left" if words else "right",
+                no_wrap=not words,
+                overflow="fold",
+                width=widths[column.key],
+            )
+        marked = {key for _, key in part.bad}
+        for number, row in enumerate(part.rows):
+            cells = [
+                cell(
+                    row.get(column.key),
+                    column.kind,
+                    bad=(number, column.key) in part.bad,
+                    beside_bad=column.key in marked,
+                )
+                for column in part.columns
+            ]
+            if part.chosen:
+                cells.insert(0, Text(TICK if number in part.chosen else "", style="green"))
+            table.add_row(*cells)
+        yield table
+
+
+def _widths(part: Sheet, most: int) -> dict[str, int]:
+    """Width of each column, so that all are at most so wide together and no number is cut.
+
+    Words give way: the longest until they are short, then those that take several lines anyway.
+    """
+    marked = {key for _, key in part.bad}
+    natural: dict[str, int] = {}
+    for column in part.columns:
+        longest = max(len(shown(row.get(column.key), column.kind)) for row in part.rows)
+        mark = len(f" {BAD_MARK}") if column.key in marked and column.kind not in _WORDS else 0
+        natural[column.key] = max(longest + mark, len(column.title))
+    widths = dict(natural)
+    words = [column.key for column in part.columns if column.kind in _WORDS]
+    room = most + 1 - GAP * len(part.columns) - (len(TICK) + GAP if part.chosen else 0)
+
+    def gives_way(key: str) -> tuple[bool, bool, bool, int]:
+        width = widths[key]
+        return width > SHORT_WORD, width > SHORTEST_WORD, width < natural[key], width
+
+    while words and sum(widths.values()) > room:
+        next_one = max(words, key=gives_way)
+        if widths[next_one] <= SHORTEST_WORD:
+            break
+        widths[next_one] -= 1
+    return widths
 
 
 def cell(value: Value, kind: Kind, *, bad: bool, beside_bad: bool) -> "Text":
     """Render one value; numbers above or below a marked one stay in line with it."""
     from rich.text import Text
 
-    words, marks = shown(value, kind), kind not in ("text", "ranks")
+    words, marks = shown(value, kind), kind not in _WORDS
     if bad and value is not None:
         return Text(f"{words} {BAD_MARK}" if marks else words, style="bold red")
     return Text(words + " " * len(f" {BAD_MARK}") if marks and beside_bad else words)
@@ -239,4 +305,6 @@ _WRITERS: Mapping[Kind, Callable[[float], str]] = {
     "tera": lambda value: format(value / 1e12, ".0f" if value >= 99.95e12 else ".1f" if value >= 1e12 else ".3g"),
     "flops": lambda value: format_rate(value, "FLOP"),
     "link": lambda value: format_rate(value, "B"),
+    "loss": lambda value: f"{value:.4f}",
+    "digits": lambda value: f"{value:.3g}",
 }

@@ -128,6 +128,27 @@ def test_a_report_names_the_bottleneck_the_peak_and_the_loss() -> None:
     assert "5.0000 to 1.6667 in 3 steps" in printed(artifact_tables(measured(report)))
 
 
+def test_the_steps_of_a_training_are_a_table_with_the_warm_up_named() -> None:
+    steps = tuple(
+        StepReport(step=number, loss=5.0 / number, grad_norm=0.5, tokens=100, step_s=0.15, predicted_step_s=0.1)
+        for number in range(11, 211)
+    )
+    report = measured(simulate(small_plan()).report).model_copy(update={"steps": steps})
+    text = printed(artifact_tables(report))
+    assert max(len(line) for line in text.splitlines()) <= 80
+    table = text.partition("Steps of the training\n")[2].splitlines()
+    assert table[0].split() == ["step", "loss", "gradient", "time", "against", "plan"]
+    assert table[2].split() == ["11", "0.4545", "0.5", "150", "ms", "-"]
+    assert table[21].split() == ["210", "0.0238", "0.5", "150", "ms", "+50.0", "%"]
+    assert table[22:24] == [
+        "20 of 200 steps; --json prints all.",
+        "Step 11 is the warm-up, whose time no plan means to predict.",
+    ]
+    alone = report.model_copy(update={"steps": steps[:1], "predicted_step_s": 0.1})
+    assert "a warm-up step alone" in printed(artifact_tables(alone))
+    assert "against the plan" not in printed(artifact_tables(alone)).partition("Steps")[0]
+
+
 def test_identical_ranks_share_a_row() -> None:
     plan = make_plan(["fast"] * 3 + ["slow"] * 61, [[4]] * 3 + [[1]] * 61)
     for artifact in (plan, simulate(plan).report):
@@ -143,7 +164,7 @@ def test_predicted_against_measured() -> None:
     assert max(len(line) for line in text.splitlines()) <= 80
     steps = comparison.rows["steps"]
     assert isinstance(steps, list)
-    assert [row["what"] for row in steps] == ["planned", "measured", "does not fit", "alternative"]
+    assert [row["what"] for row in steps] == ["planned", "measured", "too large", "alternative"]
     assert steps[1]["step_ratio"] == pytest.approx(1.25)
     assert steps[2]["step_s"] == 0.4
     compute = comparison.rows["compute_s"]
@@ -166,6 +187,22 @@ def test_numbers_stay_beside_names_that_go_on_and_on() -> None:
         line = next(line for line in text.splitlines() if line.startswith(words))
         wanted = next(line for line in short.splitlines() if line.startswith(words))
         assert line.replace("d", "").split() == wanted.replace("d", "").split()
+
+
+@pytest.mark.parametrize("names", [["a-" * 25 + "plan.json", "b.json"], [f"run{number}.json" for number in range(9)]])
+def test_however_many_files_there_are_and_however_long_their_names_every_number_is_there(names: list[str]) -> None:
+    comparison = compare([small_plan()] * len(names), names)
+    text = printed(comparison.tables())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    overview, *by_rank = text.split("Side by side")
+    steps = comparison.rows["steps"]
+    assert isinstance(steps, list)
+    (fullest,) = {row["peak_memory_fraction"] for row in steps if row["what"] == "planned"}
+    assert overview.count(f" {shown(fullest, 'percent')}\n") == overview.count("planned") == len(names)
+    assert overview.count("compute-balanced") == len(names)
+    for name in names if len(names) > 2 else ():
+        assert sum(f" {name.removesuffix('.json')} " in part for part in by_rank) == 1
+    assert all("limit" in part for part in by_rank)
 
 
 def test_plan_against_plan_shows_what_was_decided_differently() -> None:
