@@ -12,20 +12,15 @@ Both are unbounded knapsacks and vectorise over b. Where they agree, as with smo
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from cephalo_cli.planner.apportion import uniform_sizes
+from cephalo_cli.planner.arrays import Floats, Ints
 from cephalo_cli.planner.groups import DeviceGroup
-from cephalo_cli.planner.options import History, Listing, Options, Window, empty_option, join_options
+from cephalo_cli.planner.options import SAME, History, Listing, Options, Window, empty_option, join_options
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.sizes import SizeCosts, family_costs
 
 __all__ = ["Bounds", "bound_options", "open_samples"]
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
-SAME = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +97,7 @@ def _knapsacks(below: Listing, above: Listing, most: int, window: Window) -> Flo
     entries = np.zeros(most + 1, dtype=np.int64)
     for size in range(1, min(costs.max_size, most) + 1):
         old, old_loads = relaxed.copy(), loads.copy()
+        # Numbers of samples in runs as long as the size: a run only needs the one before, which may have used the size.
         for start in range(size, most + 1, size):
             stop = min(start + size, most + 1)
             now, before = slice(start, stop), slice(start - size, stop - size)
@@ -112,6 +108,7 @@ def _knapsacks(below: Listing, above: Listing, most: int, window: Window) -> Flo
                 loads[start + better] = offered[better]
                 vectors[start + better] = vectors[start - size + better] + tau[size]
                 entries[start + better] = above.history.add(entries[start - size + better].tolist(), size)
+        # What a size does not make quicker is listed where it makes it roomier: its working memory is less.
         rises = costs.beside_bytes[size] >= costs.beside_bytes[1 : size + 1].max()
         improved = (relaxed < old * (1.0 - SAME))[:, costs.matters].any(axis=1)
         improved |= np.isfinite(relaxed[:, 0]) & (np.isinf(old[:, 0]) | (not rises))

@@ -77,7 +77,7 @@ class Decided:
         memory = self.memories[rank]
         return (
             f"rank {rank} ({self.choices[rank].device}) needs {format_bytes(memory.total_bytes)}, "
-            f"{format_bytes(over[rank])} over its limit; its largest term is {largest_term(memory)}"
+            f"{format_bytes(over[rank])} over its limit; its largest term is {_largest_term(memory)}"
         )
 
     def _start_misfit(self) -> str | None:
@@ -157,7 +157,7 @@ class Decided:
         return replace(self, strategy=strategy)
 
 
-def largest_term(memory: Memory) -> str:
+def _largest_term(memory: Memory) -> str:
     """Name and size of the largest of a rank's memory terms."""
     terms = {
         "state": memory.state_bytes,

@@ -8,18 +8,17 @@ family of modes it is linear, so its ends are enough); the split of the batch th
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from cephalo_cli.costmodel.memory import weights_bytes
 from cephalo_cli.planner.apportion import uniform_sizes
+from cephalo_cli.planner.arrays import Floats
 from cephalo_cli.planner.groups import DeviceGroup
 from cephalo_cli.planner.problem import Problem
+from cephalo_cli.planner.shares import ROUNDING
 from cephalo_cli.planner.sizes import KEPT, SizeCosts, size_costs
 from cephalo_cli.planner.split import find_split, largest_sum, stacked
 
 __all__ = ["Shortage", "find_shortage", "state_fits"]
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ def state_fits(problem: Problem) -> bool:
     rooms = stacked([_room_by_samples(problem, group) for group in problem.groups])
     counts = np.array([group.count for group in problem.groups])
     rooms[rooms < 0] = -np.inf
-    return find_split(rooms, counts, problem.batch_size, 1.0 - 1e-12) is not None
+    return find_split(rooms, counts, problem.batch_size, 1.0 - ROUNDING) is not None
 
 
 def find_shortage(problem: Problem) -> Shortage | None:
@@ -54,7 +53,7 @@ def find_shortage(problem: Problem) -> Shortage | None:
     rooms = [_room_by_samples(problem, group) for group in problem.groups]
     counts = np.array([group.count for group in problem.groups])
     fitting = largest_sum(stacked([np.where(room >= 0, room, -np.inf) for room in rooms]), counts, problem.batch_size)
-    if fitting is not None and fitting[0] >= 1.0 - 1e-12:
+    if fitting is not None and fitting[0] >= 1.0 - ROUNDING:
         return None
     if fitting is not None:
         smallest = min(problem.groups, key=lambda group: group.limit_bytes)

@@ -20,19 +20,18 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from cephalo_cli.planner.arrays import Floats, Mask
 from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.reach import stage_floors
 from cephalo_cli.planner.search import Effort, Found, Search
 from cephalo_cli.planner.shares import Holder, ShareLimits, best_limits
-from cephalo_cli.planner.stack import Mask, Rows, Stack
+from cephalo_cli.planner.stack import Rows, Stack
 from cephalo_cli.planner.witness import UndecidedError, Witnesses
 
 __all__ = ["TOLERANCE", "LimitSearch", "price_rows"]
 
-Floats = npt.NDArray[np.float64]
 
 TOLERANCE = 1e-10
 """Relative distance between the best plan and what is proven: rounding of the sums, not slack of the search."""

@@ -17,15 +17,12 @@ can still reach one of them within the window.
 import time
 
 import numpy as np
-import numpy.typing as npt
 
+from cephalo_cli.planner.arrays import Floats, Ints, Mask
 from cephalo_cli.planner.options import SAME, Listing, Window, undominated
 from cephalo_cli.planner.sizes import MICROBATCHES, SizeCosts
 
 __all__ = ["list_exactly"]
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 def list_exactly(
@@ -72,6 +69,7 @@ class _Table:
 
     def extend(self, samples: int, size: int, *, keep_dominated: bool) -> tuple[Floats, Ints]:
         """Add one microbatch of a size; returns ``exact_s[b]`` and its entries."""
+        # Only what the rest of some target can still complete within the window is kept.
         candidates = self.vectors[samples - size] + self.listing.costs.additive[size]
         rest = self.rest[self.targets[self.targets >= samples] - samples]
         reached = candidates[:, None, : self.kinds] + rest[None]
@@ -82,6 +80,7 @@ class _Table:
         if len(old) and good.any():
             slack = candidates[good][:, self.matters] * (1.0 + SAME)
             worse[good] = (old[None, :, self.matters] <= slack[:, None, :]).all(axis=2).any(axis=1)
+        # Where this size needs less memory, what the table dominates is an option still, but no prefix worth keeping.
         chosen = np.flatnonzero(good if keep_dominated else good & ~worse)
         if not len(chosen):
             return candidates[chosen], chosen
@@ -96,7 +95,7 @@ class _Table:
         return candidates[chosen], entries
 
 
-def _matters(costs: SizeCosts, most: int, window: Window) -> npt.NDArray[np.bool_]:
+def _matters(costs: SizeCosts, most: int, window: Window) -> Mask:
     """Columns that can tell options apart: not the kinds whose slowest multiset stays below the floor."""
     sizes = np.arange(1, len(costs.additive))
     slowest = (costs.seconds[1:] / sizes[:, None]).max(axis=0, initial=0.0) * most

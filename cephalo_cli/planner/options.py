@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from cephalo_cli.costmodel.compute import RankChoice
+from cephalo_cli.planner.arrays import Floats, Ints, Mask
 from cephalo_cli.planner.groups import DeviceGroup
 from cephalo_cli.planner.kinds import BLOCK_FORWARD
 from cephalo_cli.planner.problem import Problem
@@ -25,12 +25,9 @@ __all__ = [
     "without_dominated",
 ]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 SAME = 1e-12
 """Relative difference below which two costs are the same: far below the tolerance of the proof."""
-
 
 BLOCK = 128
 """Rows compared with each other at once."""
@@ -52,9 +49,9 @@ class Window:
     flat_s: Floats
     """Seconds of a stage by kind below which all options are alike."""
 
-    def admits(self, seconds: Floats) -> npt.NDArray[np.bool_]:
+    def admits(self, seconds: Floats) -> Mask:
         """Which rows (last axis: kinds) are within the budget."""
-        within: npt.NDArray[np.bool_] = np.maximum(seconds, self.floors_s) @ self.counts <= self.budget_s
+        within: Mask = np.maximum(seconds, self.floors_s) @ self.counts <= self.budget_s
         return within
 
 
@@ -111,7 +108,7 @@ class Options:
         """Compute and copies by kind where they are above what makes no difference."""
         return np.column_stack([np.maximum(self.compute_s, flat_s), np.maximum(self.copy_s, flat_s)])
 
-    def select(self, rows: npt.NDArray[np.bool_] | Ints) -> "Options":
+    def select(self, rows: Mask | Ints) -> "Options":
         """Keep some rows."""
         return Options(
             group=self.group,
@@ -158,8 +155,12 @@ def without_dominated(options: Options, flat_s: Floats) -> Options:
     return options.select(keep)
 
 
-def undominated(costs: Floats) -> npt.NDArray[np.bool_]:
-    """Which rows no other row is as good as in every column; of equal rows one stays. Costs are at least 0."""
+def undominated(costs: Floats) -> Mask:
+    """Which rows no other row is as good as in every column; of equal rows one stays.
+
+    Args:
+        costs: Shape (rows, columns), at least 0; less is better.
+    """
     count = len(costs)
     keep = np.ones(count, dtype=bool)
     if count < 2 or costs.shape[1] == 0:
@@ -169,7 +170,7 @@ def undominated(costs: Floats) -> npt.NDArray[np.bool_]:
     ordered = costs[order]
     slack = ordered * (1.0 + SAME)
     for start in range(0, count, BLOCK):
-        # Rows of this block against all kept rows before it, then among themselves, first come first kept.
+        # Sorted, a row is only ever beaten by one before it; blocks bound the memory of comparing all with all.
         rows = np.arange(start, min(start + BLOCK, count))
         before = np.flatnonzero(keep[order[:start]])
         if len(before):
@@ -210,9 +211,13 @@ class Listing:
     costs: SizeCosts
     history: History
     samples: list[Ints] = field(default_factory=list)
+    """Samples of every option, one array an `add`; so are the following."""
     largest: list[int] = field(default_factory=list)
+    """Largest size of all options of the `add`."""
     vectors: list[Floats] = field(default_factory=list)
+    """Sums of additive costs, shape (options, columns)."""
     entries: list[Ints] = field(default_factory=list)
+    """Multisets in `history`."""
 
     def add(self, samples: Ints, largest: int, vectors: Floats, entries: Ints) -> None:
         """Add options with one largest size."""
@@ -227,6 +232,7 @@ class Listing:
         return parts[0] if len(parts) == 1 else join_options(parts)
 
     def _in_mode(self, problem: Problem, mode: int) -> Options:
+        """The same multisets in one mode of the family: its costs follow as `sizes.family_costs` says."""
         counts = [len(samples) for samples in self.samples]
         samples = np.concatenate([np.zeros(0, dtype=np.int64), *self.samples])
         largest = np.repeat(np.array(self.largest, dtype=np.int64), counts)

@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from cephalo_cli.planner.arrays import Floats
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.shares import ROUNDING
 from cephalo_cli.planner.sizes import least_sample_s
 
 __all__ = ["Reach", "compute_bound_s", "least_s", "least_stages_s", "reaches", "stage_floors"]
-
-Floats = npt.NDArray[np.float64]
 
 
 class Reach:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from cephalo_cli import catalog
 from cephalo_cli.artifacts.base import DType
@@ -16,6 +15,7 @@ from cephalo_cli.costmodel import RankChoice
 from cephalo_cli.costmodel.memory import buffers_bytes, planned_state_bytes
 from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.planner.apportion import largest_remainder, uniform_sizes
+from cephalo_cli.planner.arrays import Mask
 from cephalo_cli.planner.decided import Decided
 from cephalo_cli.planner.groups import DeviceGroup, Mode
 from cephalo_cli.planner.problem import Problem
@@ -186,7 +186,7 @@ class _SizeTable:
         first_misfit = int(np.argmin(np.append(self._by_size(rounds), False)))
         return max(0, min(most, first_misfit - 1))
 
-    def _by_size(self, rounds: int) -> npt.NDArray[np.bool_]:
+    def _by_size(self, rounds: int) -> Mask:
         return self.in_one_round if rounds == 1 else self.in_rounds
 
 

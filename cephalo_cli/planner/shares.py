@@ -16,9 +16,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cephalo_cli.planner.network import Network
 from cephalo_cli.planner.problem import Problem
 
-__all__ = ["Holder", "ShareLimits", "best_limits", "fair_shares", "fixed_seconds"]
+__all__ = ["ROUNDING", "Holder", "ShareLimits", "best_limits", "fair_shares", "fixed_seconds"]
 
 ROUNDING = 1e-12
 """How far sums of shares may miss 1 through rounding."""
@@ -41,11 +42,11 @@ class ShareLimits:
 
     step_s: float
     busiest: float
-    """w."""
+    """Busiest fraction w."""
     optimizer_s: float
-    """O."""
+    """Optimizer limit O."""
     stages_s: tuple[float, ...] = ()
-    """T_g, where shares act on compute."""
+    """T_g by class of stages, where shares act on compute."""
 
 
 def fixed_seconds(problem: Problem, kinds_s: Sequence[float], busiest: float) -> float:
@@ -63,7 +64,13 @@ def fixed_seconds(problem: Problem, kinds_s: Sequence[float], busiest: float) ->
 
 
 def best_limits(problem: Problem, kinds_s: Sequence[float], holders: Sequence[Holder]) -> ShareLimits | None:
-    """Minimise the step over the shares; None where the state does not fit."""
+    """Minimise the step over the shares; None where the state does not fit.
+
+    Args:
+        problem: The problem.
+        kinds_s: Compute of one stage by kind, on the slowest rank.
+        holders: All ranks.
+    """
     if (
         min(holder.cap for holder in holders) < 0
         or sum(holder.count * holder.cap for holder in holders) < 1.0 - ROUNDING
@@ -80,18 +87,9 @@ def best_limits(problem: Problem, kinds_s: Sequence[float], holders: Sequence[Ho
         clip = busiest / spread if network.direct else math.inf
         return _level([(holder.count, min(holder.cap, clip), _rate(holder)) for holder in holders])
 
-    least = max(network.least_busiest, 1.0 - min(holder.cap for holder in holders))
-    if network.direct:
-        least = max(least, spread * _level([(holder.count, holder.cap, 1.0) for holder in holders]))
-    kinks = [least]
-    kinks += [(kinds_s[stage.kind] - stage.floor_s) / stage.slope_s for stage in problem.stages if stage.slope_s > 0]
-    if network.direct:
-        kinks += [spread * holder.cap for holder in holders]
-        kinks += [_horizontal(holders, holder.optimizer_s * holder.cap, spread) for holder in holders]
-        kinks += [_ray(holders, holder.optimizer_s, spread) for holder in holders]
-    most = spread if network.direct else 1.0
-    points = sorted({kink for kink in kinks if least <= kink <= most} | {max(most, least)})
+    points = _kinks(problem, network, kinds_s, holders)
     levels = [level(point) for point in points]
+    # Every rank stores 1 - w or more, which takes the slowest its time: O is no less. This line may cross the level.
     heights = [above - slowest * (1.0 - point) for above, point in zip(levels, points, strict=True)]
     crossings = [
         left + (right - left) * before / (before - after)
@@ -105,6 +103,21 @@ def best_limits(problem: Problem, kinds_s: Sequence[float], holders: Sequence[Ho
         if best is None or step < best.step_s:
             best = ShareLimits(step, point, optimizer)
     return best
+
+
+def _kinks(problem: Problem, network: Network, kinds_s: Sequence[float], holders: Sequence[Holder]) -> list[float]:
+    """Ends of the range of w, and every w between them at which the slope of A or of the level may change."""
+    spread = network.num_ranks - 1.0
+    least = max(network.least_busiest, 1.0 - min(holder.cap for holder in holders))
+    if network.direct:
+        least = max(least, spread * _level([(holder.count, holder.cap, 1.0) for holder in holders]))
+    most = max(network.most_busiest, least)
+    kinks = [(kinds_s[stage.kind] - stage.floor_s) / stage.slope_s for stage in problem.stages if stage.slope_s > 0]
+    if network.direct:
+        kinks += [spread * holder.cap for holder in holders]
+        kinks += [_horizontal(holders, holder.optimizer_s * holder.cap, spread) for holder in holders]
+        kinks += [_ray(holders, holder.optimizer_s, spread) for holder in holders]
+    return sorted({kink for kink in kinks if least <= kink <= most} | {least, most})
 
 
 def fair_shares(

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from cephalo_cli.artifacts.profile import DeviceProfile, UnitKind
 from cephalo_cli.costmodel.compute import stage_s
 from cephalo_cli.costmodel.memory import working_bytes
 from cephalo_cli.costmodel.tables import interpolate
+from cephalo_cli.planner.arrays import Floats, Ints, Mask
 from cephalo_cli.planner.groups import DeviceGroup, Mode
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.units import boundary_bytes
@@ -35,8 +35,6 @@ bytes kept beside boundaries, and 1 for the microbatch."""
 BESIDE_KINDS = 3
 """How many these are."""
 
-Floats = npt.NDArray[np.float64]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SizeCosts:
@@ -44,7 +42,7 @@ class SizeCosts:
 
     additive: Floats
     """Shape (sizes + 1, kinds + 3): seconds by kind, then `KEPT_A_BLOCK`, `KEPT` and `MICROBATCHES`."""
-    matters: npt.NDArray[np.bool_]
+    matters: Mask
     """Which columns a choice between multisets of the same sum depends on."""
     beside_bytes: Floats
     """Bytes beside state and saved where it is the largest microbatch: working, buffers and reserve."""
@@ -71,7 +69,7 @@ class SizeCosts:
         """Largest size that fits beside no state at all."""
         return len(self.beside_bytes) - 1
 
-    def copy_s(self, samples: npt.NDArray[np.int64], microbatches: Floats) -> Floats:
+    def copy_s(self, samples: Ints, microbatches: Floats) -> Floats:
         """Seconds of the busier copy direction by kind, shape (options, kinds)."""
         into = np.outer(samples, self.in_s) + np.outer(microbatches, self.in_latency_s)
         out = np.outer(samples, self.out_s) + np.outer(microbatches, self.out_latency_s)

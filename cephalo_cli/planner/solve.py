@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from cephalo_cli.costmodel import RankChoice, step_estimate
+from cephalo_cli.planner.arrays import Floats
 from cephalo_cli.planner.bounds import Bounds, bound_options, open_samples
 from cephalo_cli.planner.frugal import state_fits
 from cephalo_cli.planner.limit_search import TOLERANCE, LimitSearch
@@ -40,7 +40,6 @@ from cephalo_cli.planner.tidy import tidy
 
 __all__ = ["Outcome", "Solution", "improve", "placed_solution", "solve"]
 
-Floats = npt.NDArray[np.float64]
 
 BELOW_BEST = (0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
 """Distances to the best plan at which a quick bound is tried."""
@@ -129,7 +128,7 @@ def _quick_bound(problem: Problem, bounds: Sequence[Bounds], best_s: float, wind
     relaxed = [without_dominated(bound.relaxed, window.flat_s) for bound in bounds]
     if problem.shares_cost_compute:
         solved = relax(problem, relaxed, root_teams(problem, relaxed), scale_s=best_s)
-        return best_s if solved is None else min(best_s, solved.bound)
+        return best_s if solved is None else min(best_s, solved.bound_s)
     near, far = 0.0, 1.0
     for below in BELOW_BEST:
         if _none_below(problem, relaxed, best_s * (1.0 - below)):

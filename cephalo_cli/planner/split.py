@@ -18,12 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from cephalo_cli.planner.arrays import Floats, Ints
 
 __all__ = ["find_split", "largest_sum", "stacked"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 NEVER = -np.inf
 """Value of samples that a rank cannot take."""

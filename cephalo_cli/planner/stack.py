@@ -3,17 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from cephalo_cli.planner.arrays import Floats, Ints, Mask
 from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.split import find_split
 
-__all__ = ["Mask", "Rows", "Stack"]
+__all__ = ["Rows", "Stack"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-"""Which options of a stack are admitted."""
 Rows = tuple[tuple[int, ...], ...]
 """Option row of every rank, group by group."""
 
@@ -22,6 +18,12 @@ class Stack:
     """Options of all groups, in the order of the shares that fit beside them."""
 
     def __init__(self, options: Sequence[Options], times: Sequence[Floats]) -> None:
+        """Stack options.
+
+        Args:
+            options: Of every device group.
+            times: Their seconds by kind, shape (options, kinds); differences that do not count may be flattened.
+        """
         caps = np.concatenate([option.caps for option in options])
         order = np.argsort(caps, kind="stable")
         sizes = [len(option) for option in options]
@@ -33,6 +35,7 @@ class Stack:
         self.rows = np.concatenate([np.arange(size) for size in sizes])[order]
         samples = np.concatenate([option.samples for option in options])[order]
         self.slots = self.groups * self.width + samples
+        # Kinds in which all options are alike need no comparing.
         self.columns = np.flatnonzero(np.ptp(self.times, axis=0) > 0) if len(caps) else np.zeros(0, dtype=np.int64)
         self.compared = np.ascontiguousarray(self.times[:, self.columns].T)
 

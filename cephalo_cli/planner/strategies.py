@@ -27,6 +27,9 @@ from cephalo_cli.planner.sizes import KEPT, SizeCosts, size_costs
 
 __all__ = ["OTHERS", "decide", "other_strategies"]
 
+LEAST_SECONDS = 1e-12
+"""What a microbatch takes at least, so that curves of zeros still have a speed."""
+
 OTHERS: tuple[Strategy, ...] = ("fsdp", "compute-balanced", "memory-balanced", "whale", "poplar")
 
 
@@ -117,7 +120,7 @@ class _Quickest:
                 sizes = sizes[sizes == self.problem.settings.microbatch_size]
             seconds = costs.seconds[sizes] @ self.counts
             if len(sizes):
-                best = max(best, float((sizes / np.maximum(seconds, 1e-12)).max()))
+                best = max(best, float((sizes / np.maximum(seconds, LEAST_SECONDS)).max()))
         return best
 
     def choice(self, samples: int, share: float) -> RankChoice:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from cephalo_cli.planner.arrays import Floats
 from cephalo_cli.planner.limit_search import LimitSearch
 from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Problem
@@ -24,7 +24,6 @@ from cephalo_cli.planner.teams import Relaxed, Team, relax, root_teams
 
 __all__ = ["TeamSearch"]
 
-Floats = npt.NDArray[np.float64]
 
 MAX_NODES = 20_000
 """Nodes after which the best plan is taken as if time were up, with its gap."""
@@ -34,6 +33,12 @@ PROGRAM, LINE = 10_000, 100
 
 TOLERANCE = 1e-9
 """Relative distance between the best plan and what is proven: the accuracy of the linear programs."""
+
+USED = 1e-7
+"""From this fraction of a team's ranks on a linear program is said to use an option."""
+
+HELD = 1e-8
+"""How far the shares of a plan may miss 1; more is a failure of the linear program."""
 
 
 class TeamSearch(Search):
@@ -97,10 +102,10 @@ class TeamSearch(Search):
         relaxed = relax(self.problem, self.options, teams, scale_s=self._scale_s())
         self.nodes += 1
         self.effort.spend(PROGRAM + LINE * sum(len(team.rows) for team in teams))
-        if relaxed is None or relaxed.bound >= self.target:
+        if relaxed is None or relaxed.bound_s >= self.target:
             return
         used = [
-            np.flatnonzero(weights > 1e-7 * team.count) for team, weights in zip(teams, relaxed.weights, strict=True)
+            np.flatnonzero(weights > USED * team.count) for team, weights in zip(teams, relaxed.weights, strict=True)
         ]
         single = tuple(
             Team(team.group, team.count, (team.rows[int(rows[0])],)) for team, rows in zip(teams, used, strict=True)
@@ -111,13 +116,13 @@ class TeamSearch(Search):
                 return
         else:
             self._settle(self._rounded(teams, relaxed))
-        if relaxed.bound < self.target:
-            heapq.heappush(nodes, (relaxed.bound, next(numbers), *self._narrowed(teams, relaxed)))
+        if relaxed.bound_s < self.target:
+            heapq.heappush(nodes, (relaxed.bound_s, next(numbers), *self._narrowed(teams, relaxed)))
 
     def _narrowed(self, teams: tuple[Team, ...], relaxed: Relaxed) -> tuple[tuple[Team, ...], Relaxed]:
         """Leave out options that alone would lift the bound to the target."""
         kept = [
-            np.flatnonzero((relaxed.bound + penalties < self.target) | (weights > 0))
+            np.flatnonzero((relaxed.bound_s + penalties < self.target) | (weights > 0))
             for penalties, weights in zip(relaxed.penalties_s, relaxed.weights, strict=True)
         ]
         narrowed = tuple(
@@ -145,7 +150,7 @@ class TeamSearch(Search):
             for team, share in zip(teams, shares, strict=True)
         ]
         total = math.fsum(team.count * share for team, share in zip(teams, held, strict=True))
-        if abs(total - 1.0) > 1e-8:
+        if abs(total - 1.0) > HELD:
             return
         most, least = max(held), min(held)
         busiest = max(1.0 - least, (network.num_ranks - 1.0) * most if network.direct else 0.0)
@@ -172,7 +177,7 @@ class TeamSearch(Search):
         for index, (team, weights) in enumerate(zip(teams, relaxed.weights, strict=True)):
             average = float(weights @ self.options[team.group].samples[list(team.rows)]) / team.count
             wanted += [(average, index)] * team.count
-        whole = [math.floor(average + 1e-9) for average, _ in wanted]
+        whole = [math.floor(average + TOLERANCE) for average, _ in wanted]
         missing = self.problem.batch_size - sum(whole)
         order = sorted(range(len(wanted)), key=lambda rank: (whole[rank] - wanted[rank][0], rank))
         for rank in order[: max(0, missing)]:
@@ -197,7 +202,7 @@ class TeamSearch(Search):
         counts = np.array(self.problem.counts)
         spreads = []
         for team, weights in zip(teams, relaxed.weights, strict=True):
-            used = [row for row, weight in zip(team.rows, weights, strict=True) if weight > 1e-7 * team.count]
+            used = [row for row, weight in zip(team.rows, weights, strict=True) if weight > USED * team.count]
             loads = self.options[team.group].compute_s[used] @ counts
             spreads.append((float(np.ptp(loads)) if len(used) > 1 else -1.0, len(used)))
         index = max(range(len(teams)), key=lambda index: spreads[index])
@@ -213,7 +218,7 @@ class TeamSearch(Search):
     def _cut(self, team: Team, weights: Floats) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Two sets of options: few and many samples, or with equal samples the first used one and the others."""
         samples = self.options[team.group].samples[list(team.rows)]
-        used = np.flatnonzero(weights > 1e-7 * team.count)
+        used = np.flatnonzero(weights > USED * team.count)
         if np.ptp(samples[used]) > 0:
             average = float(weights[used] @ samples[used]) / float(weights[used].sum())
             few = samples <= min(math.floor(average), int(samples[used].max()) - 1)

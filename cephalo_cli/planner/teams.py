@@ -15,16 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import linprog
 
+from cephalo_cli.planner.arrays import Floats
 from cephalo_cli.planner.network import Network
 from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Problem
 
 __all__ = ["Relaxed", "Team", "relax", "root_teams"]
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +30,19 @@ class Team:
     """Equal ranks that choose among the same options."""
 
     group: int
+    """Index of their device group."""
     count: int
+    """How many ranks (N)."""
     rows: tuple[int, ...]
+    """Options of the group they choose among."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Relaxed:
     """Optimum of a node's linear program."""
 
-    bound: float
+    bound_s: float
+    """No plan of the node is faster."""
     weights: tuple[Floats, ...]
     """z of each team."""
     shares: tuple[float, ...]
@@ -58,7 +60,7 @@ def root_teams(problem: Problem, options: Sequence[Options]) -> tuple[Team, ...]
 
 
 def relax(problem: Problem, options: Sequence[Options], teams: Sequence[Team], *, scale_s: float) -> Relaxed | None:
-    """Solve the linear program of a node; None where it has no solution.
+    """Solve the linear program of a node; None where it has no solution: the state does not fit.
 
     Args:
         problem: The problem; shares act on compute through its network.
@@ -77,7 +79,7 @@ def relax(problem: Problem, options: Sequence[Options], teams: Sequence[Team], *
     value, variables, reduced = solved
     starts, num_options = program.starts, program.starts[-1]
     return Relaxed(
-        bound=value * scale_s + problem.exposed.floor_s,
+        bound_s=value * scale_s + problem.exposed.floor_s,
         weights=tuple(variables[start:stop] for start, stop in itertools.pairwise(starts)),
         shares=tuple(float(variables[num_options + index]) / team.count for index, team in enumerate(teams)),
         penalties_s=tuple(reduced[start:stop] * scale_s for start, stop in itertools.pairwise(starts)),

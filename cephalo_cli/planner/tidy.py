@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from cephalo_cli.planner.arrays import Floats
 from cephalo_cli.planner.limit_search import price_rows
 from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Problem
@@ -12,7 +12,6 @@ from cephalo_cli.planner.search import Found
 
 __all__ = ["tidy"]
 
-Floats = npt.NDArray[np.float64]
 
 SAME = 1e-12
 """Relative difference of steps that counts as none."""

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from cephalo_cli.planner.arrays import Mask
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.search import Effort
 from cephalo_cli.planner.shares import Holder, ShareLimits, best_limits, fixed_seconds
-from cephalo_cli.planner.stack import Mask, Rows, Stack
+from cephalo_cli.planner.stack import Rows, Stack
 
 __all__ = ["UndecidedError", "Witnesses"]
 
