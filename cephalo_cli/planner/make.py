@@ -15,7 +15,7 @@ from cephalo_cli.planner.repair import infeasible
 from cephalo_cli.planner.spend import best_plan, widest
 from cephalo_cli.planner.strategies import other_strategies
 
-__all__ = ["make_all_plans", "make_plan"]
+__all__ = ["SAME", "make_all_plans", "make_plan"]
 
 SAME = 1e-9
 """Relative difference below which two step times are the same."""

@@ -195,16 +195,7 @@ def _decided(way: _Way, mode: Mode, sizes: Sizes) -> Decided:
     names = {rank: group.name for group in problem.groups for rank in group.ranks}
     known: dict[tuple[str, tuple[int, ...]], RankChoice] = {}
     for rank, mine in enumerate(sizes):
-        known.setdefault(
-            (names[rank], mine),
-            RankChoice(
-                device=names[rank],
-                microbatch_sizes=mine,
-                state_share=way.share,
-                recompute=mode.recompute,
-                offload=mode.offload,
-            ),
-        )
+        known.setdefault((names[rank], mine), mode.choice(names[rank], mine, way.share))
     return Decided(
         basis=problem.basis,
         settings=problem.settings,

@@ -44,6 +44,9 @@ GLANCES = 8
 SAME = 2e-9
 """Relative difference of steps that is none: the accuracy of the searches."""
 
+ROUNDED = 1e-12
+"""Relative difference of steps that is none where the same choices are priced: rounding alone."""
+
 
 @dataclass(frozen=True, order=True)
 class _Node:
@@ -171,7 +174,7 @@ class _Spender:
         while low < high:
             middle = (low + high) // 2
             priced_s = price(self._exactly(best.choices, middle), best.choices)
-            if priced_s is not None and priced_s <= best.step_s * (1.0 + 1e-12):
+            if priced_s is not None and priced_s <= best.step_s * (1.0 + ROUNDED):
                 high = middle
             else:
                 low = middle + 1

@@ -143,11 +143,4 @@ class _Quickest:
                     best = key, index, sizes
         if best is None:
             raise AssertionError("a device group has no mode")
-        mode = self.group.modes[best[1]]
-        return RankChoice(
-            device=self.group.name,
-            microbatch_sizes=best[2],
-            state_share=share,
-            recompute=mode.recompute,
-            offload=mode.offload,
-        )
+        return self.group.modes[best[1]].choice(self.group.name, best[2], share)

@@ -7,7 +7,6 @@ the bound to the best plan known are left out below a node.
 """
 
 import heapq
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,30 +56,29 @@ class TeamSearch(Search):
         super().__init__(problem, options, deadline, best, effort)
         self.stage_kinds = np.array([stage.kind for stage in problem.stages])
         self.moved = np.array([stage.moved_bytes for stage in problem.stages], dtype=np.float64)
-        self.nodes = 0
+        self.num_nodes = 0
+        self.nodes: list[tuple[float, int, tuple[Team, ...], Relaxed]] = []
+        """Open nodes as a heap: bound, number, teams, and what is known of them."""
 
     def run(self) -> float:
         """Search to the end or until stopped; returns the proven lower bound in seconds (`best` holds the plan)."""
         if self.best is None:
             self._start()
-        numbers = itertools.count()
-        root = root_teams(self.problem, self.options)
-        nodes: list[tuple[float, int, tuple[Team, ...], Relaxed]] = []
-        self._push(nodes, numbers, root)
-        while nodes:
-            bound, _, teams, relaxed = heapq.heappop(nodes)
+        self._push(root_teams(self.problem, self.options))
+        while self.nodes:
+            bound, _, teams, relaxed = heapq.heappop(self.nodes)
             if bound >= self.target:
                 break
-            if self.must_stop() or self.nodes > MAX_NODES:
+            if self.must_stop() or self.num_nodes > MAX_NODES:
                 self.timed_out = True
                 return bound
             for child in self._branch(teams, relaxed):
-                self._push(nodes, numbers, child)
+                self._push(child)
         return self.target
 
     def settle(self, rows: tuple[tuple[int, ...], ...]) -> None:
         """Find the best shares for one option a rank."""
-        self._settle(_teams_of(rows))
+        self._price(_teams_of(rows))
 
     def _scale_s(self) -> float:
         """Unit of time in which the linear programs are well scaled."""
@@ -91,16 +89,12 @@ class TeamSearch(Search):
         search = LimitSearch(self.problem, self.options, self.deadline)
         search.run()
         if search.best is not None:
-            self._settle(_teams_of(search.best.rows))
+            self._price(_teams_of(search.best.rows))
 
-    def _push(
-        self,
-        nodes: list[tuple[float, int, tuple[Team, ...], Relaxed]],
-        numbers: "itertools.count[int]",
-        teams: tuple[Team, ...],
-    ) -> None:
+    def _push(self, teams: tuple[Team, ...]) -> None:
+        """Bound a node, price a plan that its bound suggests, and keep it open if it may hold a better one."""
         relaxed = relax(self.problem, self.options, teams, scale_s=self._scale_s())
-        self.nodes += 1
+        self.num_nodes += 1
         self.effort.spend(PROGRAM + LINE * sum(len(team.rows) for team in teams))
         if relaxed is None or relaxed.bound_s >= self.target:
             return
@@ -115,9 +109,9 @@ class TeamSearch(Search):
             if all(len(team.rows) == 1 for team in teams):
                 return
         else:
-            self._settle(self._rounded(teams, relaxed))
+            self._price(self._rounded(teams, relaxed))
         if relaxed.bound_s < self.target:
-            heapq.heappush(nodes, (relaxed.bound_s, next(numbers), *self._narrowed(teams, relaxed)))
+            heapq.heappush(self.nodes, (relaxed.bound_s, self.num_nodes, *self._narrowed(teams, relaxed)))
 
     def _narrowed(self, teams: tuple[Team, ...], relaxed: Relaxed) -> tuple[tuple[Team, ...], Relaxed]:
         """Leave out options that alone would lift the bound to the target."""
@@ -132,7 +126,7 @@ class TeamSearch(Search):
         weights = tuple(weights[rows] for weights, rows in zip(relaxed.weights, kept, strict=True))
         return narrowed, replace(relaxed, weights=weights)
 
-    def _settle(self, teams: tuple[Team, ...] | None) -> None:
+    def _price(self, teams: tuple[Team, ...] | None) -> None:
         """Price teams of one option each."""
         if teams is None:
             return

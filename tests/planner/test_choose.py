@@ -53,7 +53,7 @@ def test_when_time_is_up_the_best_batch_so_far_is_taken_and_said(
     random_profile: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.count(0.0, 10.0)
-    monkeypatch.setattr("cephalo_cli.planner.choose.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("cephalo_cli.planner.batches.time", SimpleNamespace(monotonic=lambda: next(clock)))
     words: list[str] = []
     plan = choose_batch(random_profile(0, moving=True), "auto", 60, time_limit_s=75.0, say=words.append)
     assert plan.global_batch_size == 4
