@@ -154,11 +154,11 @@ class _Peaks:
     """The most memory each point took, as the device's allocator or the process sees it.
 
     Note: a process holds more than what lives
-        The C library keeps much of what was freed, in pieces that do not always fit what is needed next. So a CPU
-        process holds more than its tensors take. The warm-up goes from small sizes to large ones on a trimmed heap, and
-        shows by what factor for the unit that takes most; the largest factor stands for all sizes and units, as what
-        a process holds depends on what it ran before. Passes that are timed must not trim: memory that comes back from
-        the system costs time.
+        Operators need workspace that is no tensor, and the C library keeps much of what was freed, in pieces that do
+        not always fit what is needed next. So a CPU process holds more than its tensors take. The warm-up goes from
+        small sizes to large ones, each on a trimmed heap, as training gives gaps back before memory runs out, and shows
+        by what factor for the unit that takes most; the largest factor stands for all sizes and units. Passes that are
+        timed must not trim: memory that comes back from the system costs time.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -167,15 +167,20 @@ class _Peaks:
         self._meter = MemoryMeter(device)
         self._is_watching = True
         self._base = 0
-        if device.type == "cpu":
-            trim_heap()
-            self._base = anonymous_bytes()
+        self._size = 0
 
     def start(self, point: Point) -> Callable[[], None]:
         """Begin with a point, before its inputs are made; gives what to call at its end."""
         if not self._is_watching:
             return lambda: None
-        base = self._base if self._device.type == "cpu" else torch.accelerator.memory_allocated(self._device)
+        if self._device.type != "cpu":
+            base = torch.accelerator.memory_allocated(self._device)
+        else:
+            if point.microbatch > self._size:
+                self._size = point.microbatch
+                trim_heap()
+                self._base = anonymous_bytes()
+            base = self._base
         self._meter.reset()
 
         def close() -> None:
@@ -201,11 +206,11 @@ class _Peaks:
     def _heap_factor(self, curves: Curves) -> float:
         """What the process held over what lived, for the unit that takes most.
 
-        The smallest size is left out where there are others: there, constant parts weigh too much.
+        The smaller half of the sizes is left out: there, constant parts weigh too much.
         """
         sizes = sorted({point.microbatch for point in self._bytes})
         factors = []
-        for size in sizes[1:] or sizes:
+        for size in sizes[len(sizes) // 2 :]:
             kind = max(curves, key=lambda kind: curves[kind][size].working_bytes)
             factors.append(self._bytes.get(Point(size, kind), 0) / max(1, curves[kind][size].working_bytes))
         return max(factors, default=1.0)
