@@ -1,4 +1,4 @@
-"""Verifies a plan from its own content: every sum, byte and second in it, counted again by `recount`.
+"""Verifies a plan from its own content: every sum, byte and second in it, counted again (see `recount`).
 
 Shares no code with the search or the cost model, so that it can catch them out.
 """

@@ -18,6 +18,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from cephalo_cli.planner.arrays import Floats, Mask
 from cephalo_cli.planner.options import Options
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.reach import stage_floors
-from cephalo_cli.planner.search import Effort, Found, Search
+from cephalo_cli.planner.search import Found, Search
 from cephalo_cli.planner.shares import Holder, ShareLimits, best_limits
 from cephalo_cli.planner.stack import Rows, Stack
 from cephalo_cli.planner.witness import UndecidedError, Witnesses
@@ -37,20 +38,14 @@ TOLERANCE = 1e-10
 """Relative distance between the best plan and what is proven: rounding of the sums, not slack of the search."""
 
 
+@dataclass(eq=False)
 class LimitSearch(Search):
     """Branch and bound over limits."""
 
     tolerance = TOLERANCE
 
-    def __init__(
-        self,
-        problem: Problem,
-        options: Sequence[Options],
-        deadline: float | None = None,
-        best: Found | None = None,
-        effort: Effort | None = None,
-    ) -> None:
-        super().__init__(problem, options, deadline, best, effort)
+    def __post_init__(self) -> None:
+        problem, options = self.problem, self.options
         self.floors = stage_floors(problem)
         self.times = [np.maximum(option.times_s, self.floors) for option in options]
         self.stack = Stack(options, self.times)
@@ -61,6 +56,7 @@ class LimitSearch(Search):
         """What limits of every kind can be, increasing; a corner of a box is an index into each."""
         self.weights = np.array(problem.counts, dtype=np.float64)
         self.records = True
+        """Whether witnesses are priced; not where options are only bounds (`needed`)."""
 
     def run(self) -> float:
         """Search to the end or until stopped; returns the proven lower bound in seconds (`best` holds the plan)."""

@@ -7,7 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cephalo_cli.planner.options import Options
@@ -38,33 +38,24 @@ class Found:
     limits: ShareLimits
 
 
+@dataclass(eq=False)
 class Search(ABC):
     """Branch and bound over the options of every device group."""
 
     tolerance: ClassVar[float]
     """Relative distance between the best plan and what is proven."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        options: Sequence[Options],
-        deadline: float | None = None,
-        best: Found | None = None,
-        effort: Effort | None = None,
-    ) -> None:
-        """Prepare a search.
-
-        Args:
-            problem: The problem.
-            options: What a rank of every group may run.
-            deadline: `time.monotonic` at which to stop.
-            best: The plan to beat.
-            effort: How much to do before stopping likewise.
-        """
-        self.problem, self.options, self.deadline = problem, options, deadline
-        self.best = best
-        self.effort = effort or Effort()
-        self.timed_out = False
+    problem: Problem
+    options: Sequence[Options]
+    """What a rank may run, by device group."""
+    deadline: float | None = None
+    """`time.monotonic` at which to stop."""
+    best: Found | None = None
+    """The best plan so far; at first the one to beat."""
+    effort: Effort = field(default_factory=Effort)
+    """How much to do before stopping likewise."""
+    timed_out: bool = field(default=False, init=False)
+    """Whether it was stopped."""
 
     @abstractmethod
     def run(self) -> float:

@@ -267,7 +267,7 @@ def _searcher(
     effort: Effort | None = None,
 ) -> Search:
     kind = TeamSearch if problem.shares_cost_compute else LimitSearch
-    return kind(problem, options, deadline, best, effort)
+    return kind(problem, options, deadline, best, effort or Effort())
 
 
 def _solution(problem: Problem, settled: _Settled) -> Solution:

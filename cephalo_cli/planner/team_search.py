@@ -8,16 +8,13 @@ the bound to the best plan known are left out below a node.
 
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cephalo_cli.planner.arrays import Floats
 from cephalo_cli.planner.limit_search import LimitSearch
-from cephalo_cli.planner.options import Options
-from cephalo_cli.planner.problem import Problem
-from cephalo_cli.planner.search import Effort, Found, Search
+from cephalo_cli.planner.search import Found, Search
 from cephalo_cli.planner.shares import ShareLimits
 from cephalo_cli.planner.teams import Relaxed, Team, relax, root_teams
 
@@ -40,20 +37,14 @@ HELD = 1e-8
 """How far the shares of a plan may miss 1; more is a failure of the linear program."""
 
 
+@dataclass(eq=False)
 class TeamSearch(Search):
     """Branch and bound over options with a linear program a node."""
 
     tolerance = TOLERANCE
 
-    def __init__(
-        self,
-        problem: Problem,
-        options: Sequence[Options],
-        deadline: float | None = None,
-        best: Found | None = None,
-        effort: Effort | None = None,
-    ) -> None:
-        super().__init__(problem, options, deadline, best, effort)
+    def __post_init__(self) -> None:
+        problem = self.problem
         self.stage_kinds = np.array([stage.kind for stage in problem.stages])
         self.moved = np.array([stage.moved_bytes for stage in problem.stages], dtype=np.float64)
         self.num_nodes = 0
