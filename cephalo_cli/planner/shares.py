@@ -23,6 +23,8 @@ __all__ = ["ROUNDING", "Holder", "ShareLimits", "best_limits", "fair_shares", "f
 
 ROUNDING = 1e-12
 """How far sums of shares may miss 1 through rounding."""
+DUST = 1e-10
+"""A share below this is no share: less than an element of ten billion, and no step is known as precisely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,17 @@ def fair_shares(
             full = middle
         else:
             bare = middle
-    return _to_one(shares(full), lows, highs)
+    return _without_dust(_to_one(shares(full), lows, highs), free)
+
+
+def _without_dust(shares: list[float], free: Sequence[float]) -> list[float]:
+    """Give what rounding left on a rank, less than an element, to ranks that hold more and have memory for it."""
+    kept = [share if share >= DUST else 0.0 for share in shares]
+    dust = math.fsum(shares) - math.fsum(kept)
+    room = [max(0.0, most - share) if share else 0.0 for share, most in zip(kept, free, strict=True)]
+    if dust == 0.0 or math.fsum(room) < dust:
+        return shares
+    return _to_one(kept, kept, [share + space for share, space in zip(kept, room, strict=True)])
 
 
 def _to_one(shares: list[float], lows: Sequence[float], highs: Sequence[float]) -> list[float]:

@@ -74,6 +74,16 @@ def test_fair_shares_sum_to_one_inside_their_bounds() -> None:
     assert shares == pytest.approx([0.625, 0.175, 0.2])
 
 
+def test_less_than_an_element_is_no_share() -> None:
+    shares = fair_shares([2e-14, 0.0, 0.0], [1.0, 0.5, 0.5 - 2e-14], [0.0, 0.6, 0.9], [1.0, 1.0, 1.0])
+    assert shares[0] == 0.0
+    assert math.fsum(shares) == pytest.approx(1.0, abs=1e-15)
+    assert shares[1:] == pytest.approx([0.5, 0.5], abs=1e-12)
+    full = fair_shares([2e-14, 0.0, 0.0], [1.0, 0.5, 0.5 - 2e-14], [1.0, 0.5, 0.5 - 2e-14], [1.0, 1.0, 1.0])
+    assert full[1] <= 0.5
+    assert full[2] <= 0.5 - 2e-14
+
+
 def test_fair_shares_fill_unbounded_memories_to_the_same_fraction() -> None:
     free, sizes = [0.5, 1.0, 2.0], [1.0, 1.5, 2.5]
     shares = fair_shares([0.0] * 3, [1.0] * 3, free, sizes)
