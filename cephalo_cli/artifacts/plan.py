@@ -263,5 +263,5 @@ class Plan(Basis):
         shares = math.fsum(rank.state_share for rank in self.ranks)
         expected = float(len(self.ranks)) if self.schedule == "replicated" else 1.0
         if abs(shares - expected) > 1e-9 * expected:
-            raise MisfitError(f"found state shares that sum to {shares:.6g}, expected {expected:g}", at=("ranks",))
+            raise MisfitError(f"found state shares that sum to {shares:.12g}, expected {expected:g}", at=("ranks",))
         return self

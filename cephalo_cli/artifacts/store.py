@@ -155,7 +155,7 @@ def write_bytes(content: bytes, path: str | Path, *, force: bool = False) -> Non
         _replace(target, content)
     except OSError as error:
         raise ArtifactError(
-            f"cannot be written: {_reason(error)}", where=str(path), hint="give another path with -o"
+            f"cannot be written: {_reason(error)}", where=str(path), hint="give another path"
         ) from error
 
 
@@ -169,7 +169,7 @@ def check_writable(path: str | Path, *, force: bool = False) -> None:
         return
     try:
         if Path(path).is_dir():
-            raise ArtifactError("is a folder, expected a file name", where=str(path), hint="give a file name with -o")
+            raise ArtifactError("is a folder, expected a file name", where=str(path), hint="give a file name")
         if _is_stream(Path(path)):
             return
         target = Path(path).resolve()
@@ -178,12 +178,10 @@ def check_writable(path: str | Path, *, force: bool = False) -> None:
         parent = next(folder for folder in target.parents if folder.exists())
     except (OSError, RuntimeError) as error:  # a name too long, a loop of links
         reason = _reason(error) if isinstance(error, OSError) else "its links form a loop"
-        raise ArtifactError(
-            f"cannot be written: {reason}", where=str(path), hint="give another path with -o"
-        ) from error
+        raise ArtifactError(f"cannot be written: {reason}", where=str(path), hint="give another path") from error
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise ArtifactError(
-            f"cannot be written: {parent} is not a writable folder", where=str(path), hint="give another path with -o"
+            f"cannot be written: {parent} is not a writable folder", where=str(path), hint="give another path"
         )
 
 
@@ -233,7 +231,7 @@ def _read_bytes(path: str | Path) -> bytes:
     except FileNotFoundError as error:
         raise ArtifactError("no such file", where=str(path), hint=_neighbour(Path(path))) from error
     except IsADirectoryError as error:
-        raise ArtifactError("is a folder, expected a file", where=str(path)) from error
+        raise ArtifactError("is a folder, expected a file", where=str(path), hint=_inside(Path(path))) from error
     except OSError as error:
         raise ArtifactError(f"cannot be read: {_reason(error)}", where=str(path)) from error
 
@@ -268,6 +266,18 @@ def _neighbour(path: Path) -> str | None:
         return f"the folder {path.parent} does not exist"
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
     return f"did you mean {str(path.parent / close[0])!r}?" if close else None
+
+
+def _inside(folder: Path) -> str:
+    """What to do with a folder that was given for a file."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return "give a file"
+    if "manifest.json" in names or any((folder / name / "manifest.json").exists() for name in names):
+        return f"it holds a checkpoint: cephalo export {folder} DIR writes it for transformers, train --resume goes on"
+    documents = [name for name in names if name.endswith(".json")]
+    return f"give a file in it, such as {folder / documents[0]}" if documents else "there is no JSON file in it"
 
 
 def _reason(error: OSError) -> str:

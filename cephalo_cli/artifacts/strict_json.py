@@ -24,7 +24,16 @@ MAX_KEYS = 100_000
 MAX_INTEGER_DIGITS = 19
 """Enough for every integer below 2^63."""
 
-GZIP_MARK = b"\x1f\x8b"
+MARKS: tuple[tuple[bytes, str, str], ...] = (
+    (b"\x1f\x8b", "compressed, expected JSON as it is", "gunzip it first"),
+    (b"\x89PNG", "a picture, expected JSON", "give the plan, profile or report it was drawn from"),
+    (b"<", "a picture or a page, expected JSON", "give the plan, profile or report it was made from"),
+    (b"\xff\xfe", "UTF-16 text, expected UTF-8", "save it as UTF-8"),
+    (b"\xfe\xff", "UTF-16 text, expected UTF-8", "save it as UTF-8"),
+    (b"PK\x03\x04", "an archive, expected JSON", "unpack it, or give the JSON file beside it"),
+    (b"\x93NUMPY", "an array of numbers, expected JSON", "train --data reads token files"),
+)
+"""How files of other kinds begin, what they are, and what to do."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -42,8 +51,9 @@ def parse(raw: bytes, where: str) -> Any:
     """
     if len(raw) > MAX_FILE_BYTES:
         refuse_size(where)
-    if raw.startswith(GZIP_MARK):
-        raise ArtifactError("is compressed, expected JSON as it is", where=where, hint="gunzip it first")
+    for mark, found, hint in MARKS:
+        if raw.startswith(mark):
+            raise ArtifactError(f"is {found}", where=where, hint=hint)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
