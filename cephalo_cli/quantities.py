@@ -15,6 +15,7 @@ __all__ = [
     "format_percent",
     "format_rate",
     "format_seconds",
+    "format_share",
     "parse_bytes",
 ]
 
@@ -71,8 +72,16 @@ def format_rate(per_second: float, what: str) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """Write a fraction as a percentage with one decimal."""
-    return f"{fraction * 100:.1f} %"
+    """Write a fraction as a percentage with one decimal, never as ``-0.0 %``."""
+    return f"{fraction * 100:.1f} %".replace("-0.0 %", "0.0 %")
+
+
+def format_share(fraction: float) -> str:
+    """Write a share as `format_percent` does, or longer where that hides it: ``0.04 %``, ``<0.01 %``."""
+    percent = fraction * 100
+    if not 0.0 < percent < 0.1:
+        return format_percent(fraction)
+    return f"{percent:.2f} %" if percent >= 0.005 else "<0.01 %"
 
 
 def format_change(fraction: float) -> str:

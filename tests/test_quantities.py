@@ -14,6 +14,7 @@ from cephalo_cli.quantities import (
     format_percent,
     format_rate,
     format_seconds,
+    format_share,
     parse_bytes,
 )
 
@@ -111,6 +112,26 @@ def test_no_unit_shows_a_thousand_of_itself(value: float) -> None:
 )
 def test_sizes_people_read(num_bytes: float, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [
+        (0.0, "0.0 %"),
+        (2e-14, "<0.01 %"),
+        (0.0004, "0.04 %"),
+        (0.00099, "0.10 %"),
+        (0.001, "0.1 %"),
+        (0.0261, "2.6 %"),
+        (1.0, "100.0 %"),
+    ],
+)
+def test_a_share_that_is_not_nothing_does_not_look_like_it(fraction: float, text: str) -> None:
+    assert format_share(fraction) == text
+
+
+def test_no_percentage_is_minus_nothing() -> None:
+    assert [format_percent(-1e-5), format_percent(-0.1), format_change(-1e-5)] == ["0.0 %", "-10.0 %", "0.0 %"]
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ __all__ = ["app", "main", "register_commands"]
 
 FIRST = "cephalo plan --gpus rtx-3090:2,rtx-4090,p40:2 --model llama-3b --seq-len 2048 --batch-size 64"
 """What a newcomer may try first: it needs neither files nor devices."""
-LONGEST_SHOWN = 40
-"""Characters of a name that is too long to be one."""
+LONGEST_SHOWN = 255
+"""Characters of a word in an error: those of the longest name that a file may have."""
 
 EPILOG = f"""profile -> plan -> simulate -> train: each stage reads files, writes one file, and names the next command.
 
@@ -135,7 +135,7 @@ def _unexpected(error: Exception, *, debug: bool) -> int:
         return ArtifactError.exit_code
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         name = str(error.filename)
-        _complain(f"{name[:LONGEST_SHOWN]}...: this name of {len(name)} characters is longer than names may be")
+        _complain(f"{name}: this name of {len(name)} characters is longer than names may be")
         return ArtifactError.exit_code
     if debug:
         traceback.print_exc()
@@ -145,5 +145,11 @@ def _unexpected(error: Exception, *, debug: bool) -> int:
 
 def _complain(message: str) -> None:
     """Print one line on standard error."""
-    line = harmless(" ".join(message.split())).removesuffix(".")
+    line = harmless(" ".join(map(_shortened, message.split()))).removesuffix(".")
     sys.stderr.write(f"cephalo: error: {line}\n")
+
+
+def _shortened(word: str) -> str:
+    """Leave out the middle of a word that would fill the screen, such as a file's content given for its name."""
+    half = LONGEST_SHOWN // 2
+    return word if len(word) <= LONGEST_SHOWN else f"{word[:half]}...{word[-half:]}"

@@ -100,7 +100,9 @@ def command(
     optimizer: Annotated[
         Optimizer, typer.Option(help="Whose moments must fit: two numbers a parameter for adamw, none for sgd.")
     ] = "adamw",
-    momentum: Annotated[float, typer.Option(help="With --optimizer sgd: above 0, one number a parameter.")] = 0.0,
+    momentum: Annotated[
+        float, typer.Option(metavar="X", help="With --optimizer sgd: above 0, one number a parameter.")
+    ] = 0.0,
     optimizer_in_backward: Annotated[
         bool,
         typer.Option(

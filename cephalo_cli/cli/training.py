@@ -1,8 +1,9 @@
 """What ``cephalo train`` was asked, and how it is done: the plan is read, run by its ranks, and the report told."""
 
+import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cephalo_cli.artifacts import Plan, store
 from cephalo_cli.cli.output import Output
-from cephalo_cli.errors import TrainingError, UsageError
+from cephalo_cli.errors import ArtifactError, TrainingError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,6 +63,7 @@ class Training:
         speaks = external is None or external.rank == 0
         out = Output(json=self.json, quiet=self.quiet or not speaks, path=self.output)
         self._check_arguments()
+        self._check_names(settings)
         if speaks:
             self._check_writable()
         plan, source = store.read_input(self.plan, Plan)
@@ -104,6 +106,21 @@ class Training:
         for option, value in (("--data", self.data), ("--steps", self.steps)):
             if not self.dry_run and value is None:
                 raise UsageError(f"Missing option '{option}'", hint="cephalo train --help lists the options")
+
+    def _check_names(self, settings: Mapping[str, Any]) -> None:
+        """Refuse names that no file can have before ranks start, where they would be found in each of them."""
+        named = {"--resume": self.resume, "--checkpoint-dir": self.checkpoint_dir, "--tensorboard": self.tensorboard}
+        named |= {f"--{name}": settings.get(name) for name in ("weights", "export", "tokenizer")}
+        for option, path in named.items():
+            if path is None:
+                continue
+            try:
+                Path(path).lstat()
+            except OSError as error:
+                if error.errno == errno.ENAMETOOLONG:
+                    raise ArtifactError(
+                        f"{path}: this name of {len(path)} characters is longer than names may be", where=option
+                    ) from error
 
     def _check_writable(self) -> None:
         for path in (self.output, self.trace, self.metrics):

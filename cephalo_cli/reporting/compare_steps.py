@@ -113,7 +113,7 @@ def step_sheets(sides: Sequence[Side]) -> list[Part]:
         return parts
     if len({tuple((rank.num_samples, round(rank.state_share, 3)) for rank in each.ranks) for each in sides}) > 1:
         parts.append(_per_rank("samples", "samples", "count", sides, lambda rank: rank.num_samples))
-        parts.append(_per_rank("state_share", "state", "percent", sides, lambda rank: rank.state_share))
+        parts.append(_per_rank("state_share", "state", "share", sides, lambda rank: rank.state_share))
     parts.append(_per_rank("compute_s", "compute", "seconds", sides, lambda rank: rank.compute_s))
     parts.append(_per_rank("wait_s", "wait", "seconds", sides, lambda rank: rank.wait_s))
     parts.append(_per_rank("memory_bytes", "peak memory", "bytes", sides, lambda rank: rank.memory_bytes))

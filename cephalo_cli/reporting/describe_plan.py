@@ -71,7 +71,7 @@ def _work(ranks: Sequence[RankPlan], num_layers: int) -> Sheet:
             Column(key="device", title="device"),
             Column(key="microbatch_sizes", title="microbatches"),
             Column(key="num_samples", title="samples", kind="count"),
-            Column(key="state_share", title="state", kind="percent"),
+            Column(key="state_share", title="state", kind="share"),
             Column(key="extras", title="saves memory by"),
             Column(key="compute_s", title="compute", kind="seconds"),
         ),

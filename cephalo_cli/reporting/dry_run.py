@@ -119,7 +119,7 @@ def _ranks(plan: Plan, step: StepStages, dtype: DType, optimizer: OptimizerKind)
             Column(key="device", title="device"),
             Column(key="node", title="node"),
             Column(key="microbatch_sizes", title="microbatches"),
-            Column(key="state_share", title="share", kind="percent"),
+            Column(key="state_share", title="share", kind="share"),
             Column(key="num_elements", title="parameters", kind="count"),
             Column(key="state_bytes", title="state", kind="bytes"),
         ),

@@ -14,6 +14,7 @@ from cephalo_cli.quantities import (
     format_percent,
     format_rate,
     format_seconds,
+    format_share,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ Kind: TypeAlias = Literal[
     "seconds",
     "bytes",
     "percent",
+    "share",
     "change",
     "ratio",
     "flops",
@@ -300,6 +302,7 @@ _WRITERS: Mapping[Kind, Callable[[float], str]] = {
     "seconds": format_seconds,
     "bytes": format_bytes,
     "percent": format_percent,
+    "share": format_share,
     "change": format_change,
     "ratio": lambda value: f"{value:.2f}x",
     "tera": lambda value: format(value / 1e12, ".0f" if value >= 99.95e12 else ".1f" if value >= 1e12 else ".3g"),

@@ -9,10 +9,10 @@ import sys
 import pytest
 import typer
 
-from cephalo_cli.cli import app, catalog, plan, profile, register_commands, show, simulate, train
+from cephalo_cli.cli import app, catalog, export, plan, profile, register_commands, show, simulate, train
 from tests.cli.commands import cephalo
 
-COMMANDS = {module.NAME: module for module in (profile, plan, simulate, train, show, catalog)}
+COMMANDS = {module.NAME: module for module in (profile, plan, simulate, train, show, export, catalog)}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -21,6 +21,7 @@ def test_help_has_examples_and_fits(name: str) -> None:
     assert (ran.code, ran.err) == (0, "")
     assert max(map(len, ran.out.splitlines())) <= 80
     assert "2147483647" not in ran.out
+    assert not re.search(r"<(float|int|integer|text|str|path)>", ran.out)
     shown = " ".join(ran.out.partition("Examples:")[2].replace("\\\n", " ").split())
     assert shown == " ".join(COMMANDS[name].EXAMPLES)
 

@@ -150,7 +150,7 @@ INPUT = {
         ("simulate", "plans/laptop-mixed.json", "-o", "pyproject.toml/report.json"),
         (
             f"pyproject.toml/report.json: cannot be written: {ROOT}/pyproject.toml is not a writable folder"
-            " (give another path with -o)"
+            " (give another path)"
         ),
     ),
 }
