@@ -124,7 +124,7 @@ def _in_rounds(problem: Problem, samples: int, rounds: int) -> tuple[int, ...]:
 
 
 class _Way:
-    """How a strategy runs a step."""
+    """How a strategy runs a step: its schedule, every rank's share, and what they change in memory."""
 
     def __init__(self, problem: Problem, strategy: Strategy, schedule: ScheduleName, share: float) -> None:
         self.problem, self.strategy, self.schedule, self.share = problem, strategy, schedule, share
@@ -139,8 +139,8 @@ class _Way:
             )
             for step in steps
         )
-        self.more_buffers = [now - layer_major for now in others]
-        """Buffers beyond those of layer-major order, for one round and for more."""
+        self.more_buffers_bytes = [now - layer_major for now in others]
+        """Buffers beyond those of layer-major order, which `sizes` counts: for one round, and for more."""
         self.state_bytes = [
             planned_state_bytes(problem.basis, problem.settings, step=step, num_ranks=problem.num_ranks)
             for step in steps[1:]
@@ -168,15 +168,15 @@ class _SizeTable:
         costs = size_costs(problem, group, mode, most, trim=False)
         self.seconds = costs.seconds @ np.array(problem.counts, dtype=np.float64)
         saved = np.ceil(costs.additive[:, KEPT]) + costs.boundary_bytes * np.arange(most + 1)
-        more_buffers = [0, 0] if group.device.method == "imported" else way.more_buffers
+        more_buffers_bytes = [0, 0] if group.device.method == "imported" else way.more_buffers_bytes
         starts = way.share <= group.startup_share
         fits = [
             (costs.beside_bytes + saved + math.ceil(way.share * state) + more <= group.limit_bytes) & starts
-            for more, state in zip(more_buffers, way.state_bytes, strict=True)
+            for more, state in zip(more_buffers_bytes, way.state_bytes, strict=True)
         ]
         self.in_one_round, self.in_rounds = fits
 
-    def fits(self, size: int, rounds: int) -> bool:
+    def fits(self, rounds: int, size: int) -> bool:
         """Whether a largest microbatch of a size fits."""
         fits = self._by_size(rounds)
         return size < len(fits) and bool(fits[size])
@@ -228,7 +228,7 @@ def _all_fit(way: _Way, mode: Mode, sizes: Sizes) -> bool:
     rounds = max(len(mine) for mine in sizes)
     for group in way.problem.groups:
         largest = max(max(sizes[rank], default=0) for rank in group.ranks)
-        if not way.sizes(group, mode).fits(largest, rounds):
+        if not way.sizes(group, mode).fits(rounds, largest):
             return False
     return True
 
