@@ -86,6 +86,7 @@ def command(
     if html is not None:
         _write_page(read, html, force=force)
     _show(out, artifacts, files)
+    _say_whose(out, read, files)
     for kind, written in (("picture", plot), ("page", html)):
         if written is not None:
             out.note(f"wrote the {kind} {written}")
@@ -150,6 +151,13 @@ def _read(path: str) -> "tuple[Envelope, InputFile]":
     from cephalo_cli.catalog import model_from_hf_config
 
     return model_from_hf_config(file), store.input_file(file)
+
+
+def _say_whose(out: "Output", read: "Sequence[tuple[Envelope, InputFile]]", files: "Sequence[str]") -> None:
+    """Say of a model that its file is another program's, and that commands take it all the same."""
+    for path, (artifact, source) in zip(files, read, strict=True):
+        if artifact.kind == "model" and path != "-" and _is_of_hugging_face(source.path):
+            out.note(f"{source.path} is a Hugging Face configuration: --model {path} takes it as it is")
 
 
 def _is_of_hugging_face(path: str) -> bool:

@@ -24,7 +24,7 @@ def numerics_line(numerics: dict[str, str]) -> str:
     purposes: dict[str, list[str]] = {}
     for purpose, dtype in numerics.items():
         purposes.setdefault(dtype, []).append(purpose)
-    return "numerics: " + "; ".join(f"{', '.join(names)} {dtype}" for dtype, names in purposes.items())
+    return "dtypes: " + "; ".join(f"{', '.join(names)} {dtype}" for dtype, names in purposes.items())
 
 
 def step_line(step: StepReport, plan: Plan, num_steps: int, *, warm_up: bool = False) -> str:

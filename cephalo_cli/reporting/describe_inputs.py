@@ -1,16 +1,24 @@
 """What a cluster, a model and a profile say."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
 from cephalo_cli.artifacts import Cluster, Model, Profile
-from cephalo_cli.artifacts.profile import Basis, DeviceProfile, UnitProfile
+from cephalo_cli.artifacts.profile import Basis, CollectiveFit, DeviceProfile, UnitProfile
 from cephalo_cli.catalog import resolve_cluster
-from cephalo_cli.reporting.sheet import Column, Fact, Facts, Part, Sheet, Value, without_empty_columns
+from cephalo_cli.reporting.sheet import Column, Fact, Facts, Part, Sheet, Value, shown, without_empty_columns
 from cephalo_cli.reporting.words import basis_facts, link
 from cephalo_cli.units import model_units, num_parameters
 
 __all__ = ["describe_cluster", "describe_model", "describe_profile"]
+
+BANDWIDTH = "bandwidth: of the rank that sends and receives most."
+UNRESOLVED = "at least, not resolved: the model's transfers are too small for their size to tell."
+FASTEST_LINK = 1e13
+"""Bytes a second that no link between devices reaches: what is above was fitted to noise."""
+_NOISY = re.compile(r"noisy: (?P<phase>\w+) spread (?P<spread>\d+)% at microbatch (?P<size>\d+)")
+UNIT_TERMS = "working: memory beside parameters, at its most; saved: what is kept for backward without recompute."
 
 
 def describe_cluster(cluster: Cluster) -> list[Part]:
@@ -147,7 +155,7 @@ def describe_profile(profile: Profile) -> list[Part]:
                 for kind, unit in device.units.items()
                 for index in sorted({0, len(unit.microbatch) - 1})
             ),
-            notes=tuple(_flags(profile)),
+            notes=(UNIT_TERMS, *_flags(profile)),
         ),
         Sheet(
             name="devices",
@@ -159,7 +167,7 @@ def describe_profile(profile: Profile) -> list[Part]:
                 Column(key="to_device_bytes_per_s", title="from host", kind="link"),
                 Column(key="to_host_bytes_per_s", title="to host", kind="link"),
                 Column(key="reserve_bytes", title="reserve", kind="bytes"),
-                Column(key="expected_error", title="error", kind="percent"),
+                Column(key="expected_error", title="off by", kind="percent"),
             ),
             rows=tuple(_device(name, device) for name, device in profile.devices.items()),
         ),
@@ -170,10 +178,21 @@ def describe_profile(profile: Profile) -> list[Part]:
 def _flags(profile: Profile) -> Iterator[str]:
     """Say what looked odd, and where; what looked odd in several places is said once."""
     places: dict[str, list[str]] = {}
+    spreads: list[tuple[int, str]] = []
     for name, device in profile.devices.items():
         for kind, unit in device.units.items():
             for flag in unit.flags:
-                places.setdefault(flag, []).append(f"{name} {kind}")
+                noise = _NOISY.fullmatch(flag)
+                if noise is None:
+                    places.setdefault(flag, []).append(f"{name} {kind}")
+                else:
+                    spreads.append(
+                        (int(noise["spread"]), f"{noise['phase']} of {name} {kind}, {noise['size']} samples")
+                    )
+    if spreads:
+        most, where = max(spreads)
+        curves = "one curve is" if len(spreads) == 1 else f"{len(spreads)} curves are"
+        yield f"{curves} noisy: repeated runs spread by up to {most} % ({where})."
     for flag, where in places.items():
         yield f"{', '.join(where)}: {flag}"
 
@@ -203,6 +222,15 @@ def _device(name: str, device: DeviceProfile) -> dict[str, Value]:
     }
 
 
+def _bandwidth(fit: CollectiveFit) -> float | str:
+    """A bandwidth, or what is known of one that no transfer was large enough to show."""
+    if fit.bandwidth_bytes_per_s > FASTEST_LINK:
+        return "not resolved"
+    return (
+        f"at least {shown(fit.bandwidth_bytes_per_s, 'link')}" if fit.bandwidth_is_bound else fit.bandwidth_bytes_per_s
+    )
+
+
 def _network(basis: Basis) -> list[Part]:
     network = basis.network
     if network == "ideal":
@@ -216,22 +244,21 @@ def _network(basis: Basis) -> list[Part]:
                 columns=(
                     Column(key="collective", title="collective"),
                     Column(key="latency_s", title="latency", kind="seconds"),
-                    Column(key="bandwidth_bytes_per_s", title="busiest rank", kind="link"),
-                    Column(key="resolved", title="resolved"),
-                    Column(key="residual", title="misses by", kind="percent"),
-                    Column(key="num_points", title="points", kind="count"),
+                    Column(key="bandwidth_bytes_per_s", title="bandwidth", kind="link"),
+                    Column(key="residual", title="fit is off by", kind="percent"),
+                    Column(key="num_points", title="transfers measured", kind="count"),
                 ),
                 rows=tuple(
                     {
                         "collective": name,
                         "latency_s": fit.latency_s,
-                        "bandwidth_bytes_per_s": fit.bandwidth_bytes_per_s,
-                        "resolved": "no: at least this" if fit.bandwidth_is_bound else None,
+                        "bandwidth_bytes_per_s": _bandwidth(fit),
                         "residual": fit.residual,
-                        "num_points": len(fit.points),
+                        "num_points": len(fit.points) or None,
                     }
                     for name, fit in fits.items()
                 ),
+                notes=(BANDWIDTH, *([UNRESOLVED] if any(fit.bandwidth_is_bound for fit in fits.values()) else [])),
             )
         )
     ]

@@ -11,6 +11,10 @@ from cephalo_cli.reporting.words import basis_facts, memory_sheet, microbatches,
 __all__ = ["describe_plan", "proof", "saves_memory_by", "with_chosen"]
 
 
+SOLUTIONS = {"optimal": "optimal", "time-limit": "not proven best", "heuristic": "by a rule"}
+"""How a plan was found, by the status of its proof."""
+
+
 def describe_plan(plan: Plan) -> list[Part]:
     """Say what a plan decides and expects."""
     expected = plan.expected
@@ -29,7 +33,7 @@ def describe_plan(plan: Plan) -> list[Part]:
             ),
             *_kept(plan),
             *_updated(plan),
-            Fact(key="status", label="solution", value=plan.solver.status, more=f"({proof(plan)})"),
+            Fact(key="status", label="solution", value=SOLUTIONS[plan.solver.status], more=f"({proof(plan)})"),
         ),
     )
     return [
@@ -59,7 +63,11 @@ def proof(plan: Plan) -> str:
     """Say how good a plan is under its own cost model."""
     if plan.solver.status == "time-limit":
         return f"at most {format_percent(plan.solver.gap)} from the best possible"
-    return "no plan is faster under this profile" if plan.solver.status == "optimal" else "a rule, not a search"
+    if plan.solver.status == "optimal":
+        return "no plan is faster under this profile"
+    if plan.strategy == "cephalo":
+        return "the plan of another strategy, which is faster than all that were searched"
+    return f"{plan.strategy} divides the work by a fixed rule and searches for nothing"
 
 
 def _work(ranks: Sequence[RankPlan], num_layers: int) -> Sheet:

@@ -22,6 +22,7 @@ __all__ = ["describe_report"]
 
 MOST_STEPS = 20
 """Steps that are shown of a training."""
+WAITS = "wait: time without compute; gather, reduce: its parts for parameters, gradients."
 LATE = "late: waits for ranks that had not arrived yet; part of gather and reduce."
 
 
@@ -81,7 +82,7 @@ def _times(report: Report) -> Sheet:
             Column(key="peak_memory_bytes", title="memory", kind="bytes"),
         ),
         rows=tuple(merged(_rank_row(rank) for rank in report.ranks)),
-        notes=(LATE,) if any(rank.late_s for rank in report.ranks) else (),
+        notes=(WAITS, *([LATE] if any(rank.late_s for rank in report.ranks) else ())),
     )
     return without_empty_columns(sheet)
 
@@ -114,7 +115,8 @@ def _memory(report: Report) -> list[Part]:
         notes = tuple(f"Fullest at {moment}." for moment in moments)
     else:
         notes = tuple(f"Rank {rank_ranges(ranks)}: fullest at {moment}." for moment, ranks in moments.items())
-    return [replace(memory_sheet(terms), notes=notes)]
+    sheet = memory_sheet(terms)
+    return [replace(sheet, notes=(*notes, *sheet.notes))]
 
 
 def _steps(report: Report) -> list[Part]:

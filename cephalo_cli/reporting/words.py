@@ -11,6 +11,13 @@ from cephalo_cli.reporting.sheet import Column, Fact, Sheet, Value, merged
 __all__ = ["basis_facts", "change", "link", "memory_sheet", "microbatches", "throughput"]
 
 
+TERMS = (
+    "state: weights, gradients and optimizer; buffers: parameters gathered for use; working: tensors of the largest "
+    "microbatch; saved: activations kept for backward; reserve: taken by the runtime or kept free."
+)
+"""What the terms of a rank's memory are."""
+
+
 def microbatches(sizes: Sequence[int]) -> str:
     """Write microbatch sizes in short, such as ``2x3, 1`` for ``[3, 3, 1]``."""
     runs: list[tuple[int, int]] = []
@@ -98,6 +105,7 @@ def memory_sheet(ranks: Sequence[tuple[int, Memory]]) -> Sheet:
         ),
         rows=tuple(rows),
         bad=frozenset((number, "total_bytes") for number, row in enumerate(rows) if not _fits(row)),
+        notes=(TERMS,),
     )
 
 

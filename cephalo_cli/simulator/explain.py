@@ -95,7 +95,7 @@ def difference(ready: Setting, play: StepPlay) -> str | None:
     ]
     off = (play.step_s - closed) / closed
     word = "longer" if off > 0 else "shorter"
-    return f"The step is {format_percent(abs(off))} {word} than the closed form says, because of {'; '.join(told)}."
+    return f"The step is {format_percent(abs(off))} {word} than the plan expects, because of {'; '.join(told)}."
 
 
 def _compute_bound(report: Report, critical: RankReport, share: str) -> str:

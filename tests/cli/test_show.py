@@ -163,7 +163,8 @@ def test_a_model_of_hugging_face_is_shown_as_a_model(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(HF))
     for path in (folder, folder / "config.json"):
         ran = cephalo("show", str(path))
-        assert (ran.code, ran.err) == (0, "")
+        said = f"{folder / 'config.json'} is a Hugging Face configuration: --model {path} takes it as it is\n"
+        assert (ran.code, ran.err) == (0, said)
         assert "parameters           124 M" in ran.out
         assert json.loads(cephalo("show", str(path), "--json").out)["kind"] == "model"
 

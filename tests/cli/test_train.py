@@ -130,7 +130,7 @@ def test_a_full_disk_ends_the_lines_of_steps_but_not_the_training() -> None:
 
 def test_numerics_in_one_line() -> None:
     found = numerics_line({"compute": "bfloat16", "gather": "bfloat16", "master": "float32", "gradient": "float32"})
-    assert found == "numerics: compute, gather bfloat16; master, gradient float32"
+    assert found == "dtypes: compute, gather bfloat16; master, gradient float32"
 
 
 def test_tensorboard_is_optional_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from cephalo_cli.artifacts import Envelope, Plan, Profile, Report
 from cephalo_cli.artifacts.model import RopeScaling
 from cephalo_cli.artifacts.plan import Alternative, PlanSettings
-from cephalo_cli.artifacts.profile import Basis
+from cephalo_cli.artifacts.profile import Basis, CollectiveFit
 from cephalo_cli.artifacts.report import StepReport
 from cephalo_cli.errors import UsageError
 from cephalo_cli.reporting import artifact_tables, compare
@@ -147,6 +147,47 @@ def test_the_steps_of_a_training_are_a_table_with_the_warm_up_named() -> None:
     alone = report.model_copy(update={"steps": steps[:1], "predicted_step_s": 0.1})
     assert "a warm-up step alone" in printed(artifact_tables(alone))
     assert "against the plan" not in printed(artifact_tables(alone)).partition("Steps")[0]
+
+
+def test_a_bandwidth_that_no_transfer_could_show_is_not_shown_as_if_it_was() -> None:
+    profile = profile_of(small_plan())
+    assert profile.network != "ideal"
+
+    def with_fits(*rates: float) -> str:
+        fits = [CollectiveFit(latency_s=1e-3, bandwidth_bytes_per_s=rate, bandwidth_is_bound=True) for rate in rates]
+        assert profile.network != "ideal"
+        network = profile.network.model_copy(update=dict(zip(("all_gather", "reduce_scatter"), fits, strict=True)))
+        return printed(artifact_tables(profile.model_copy(update={"network": network})))
+
+    text = with_fits(2e9, 1e15)
+    assert "all-gather      1.00 ms  at least 2.00 GB/s\n" in text
+    assert "reduce-scatter  1.00 ms        not resolved\n" in text
+    assert "too small for their size to tell" in " ".join(text.split())
+
+
+def test_noise_is_one_sentence() -> None:
+    profile = profile_of(small_plan())
+    flags = ("noisy: forward spread 24% at microbatch 4", "noisy: backward spread 6% at microbatch 8")
+    name, device = next(iter(profile.devices.items()))
+    block = device.units["block"].model_copy(update={"flags": flags})
+    device = device.model_copy(update={"units": device.units | {"block": block}})
+    text = printed(artifact_tables(profile.model_copy(update={"devices": profile.devices | {name: device}})))
+    assert f"2 curves are noisy: repeated runs spread by up to 24 % (forward of {name} block, 4 samples)." in " ".join(
+        text.split()
+    )
+
+
+def test_how_a_plan_was_found_is_said_in_words() -> None:
+    def found(status: str, strategy: str) -> str:
+        plan = small_plan()
+        proof = plan.solver.model_copy(update={"status": status, "gap": 0.1})
+        text = printed(artifact_tables(plan.model_copy(update={"solver": proof, "strategy": strategy})))
+        return " ".join(text.partition("solution ")[2].partition("Who does")[0].split())
+
+    assert found("optimal", "cephalo") == "optimal (no plan is faster under this profile)"
+    assert found("time-limit", "cephalo") == "not proven best (at most 10.0 % from the best possible)"
+    assert found("heuristic", "poplar").startswith("by a rule (poplar divides the work by a fixed rule")
+    assert found("heuristic", "cephalo").startswith("by a rule (the plan of another strategy, which is faster")
 
 
 def test_identical_ranks_share_a_row() -> None:

@@ -71,7 +71,7 @@ def test_a_difference_is_explained_by_parts_that_add_up() -> None:
     plan = make_plan(**TWO, offload=True, host_rate=2e8)
     run = simulate(plan, stragglers={0: 1.2})
     assert run.report.difference is not None
-    off = re.match(r"The step is (\d+\.\d) % (longer|shorter) than the closed form says", run.report.difference)
+    off = re.match(r"The step is (\d+\.\d) % (longer|shorter) than the plan expects", run.report.difference)
     assert off is not None
     closed = closed_form_s(plan)
     assert float(off[1]) == pytest.approx(100 * abs(run.report.step_s / closed - 1), abs=0.06)
@@ -85,7 +85,7 @@ def test_a_difference_is_explained_by_parts_that_add_up() -> None:
 def test_ranks_that_need_not_meet_after_every_stage_are_named() -> None:
     """A rank may be ahead by one stage, which the closed form does not grant it."""
     assert simulate(uneven_plan()).report.difference == (
-        "The step is 8.5 % shorter than the closed form says, because of ranks that need not meet after every stage "
+        "The step is 8.5 % shorter than the plan expects, because of ranks that need not meet after every stage "
         "(-3.80 ms)."
     )
 
