@@ -15,7 +15,9 @@ Note: gaps
     What is kept has gaps: a boundary that lives for long is put where a unit's buffer was, and the next buffer does not
     fit there any more. One rank with 242 MiB allocated occupied 78 MiB of gaps. They cost nothing until memory is
     short; then they are given back, page by page, before the process outgrows its limit. CUDA's caching allocator does
-    the same when a device is full.
+    the same when a device is full. What was given back must be cleared when it comes again: a rank that gave it back
+    before every piece of compute took 13 to 19 % longer. So what comes next is taken to find a part of its place in
+    the gaps.
 
 Note: memory over time
     A rank that keeps what it freed occupies ever the same. What rises and falls within a step is what it has allocated,
@@ -52,6 +54,8 @@ MOST_KEPT_BYTES = 2**31 - 1
 """Free memory at the heap's end that is kept; the parameter is an int."""
 WORTH_A_SEARCH_BYTES = 4 * 2**20
 """New gaps are looked for when this much was occupied since the last search."""
+SERVING_GAPS = 0.8
+"""Part of the gaps, by bytes, in which what comes next finds its place."""
 MALLINFO2 = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
@@ -125,18 +129,30 @@ class HeapRoom:
     def __init__(self, limit_bytes: int) -> None:
         self._most_bytes = limit_bytes - WORTH_A_SEARCH_BYTES
         self._least_bytes = 0
+        self._beside_bytes: int | None = None
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
-    def make(self, growth_bytes: int) -> None:
+    def make(self, needed_bytes: int) -> None:
         """Give the heap's gaps back if the process could outgrow its limit before the next call.
 
         Args:
-            growth_bytes: The most it comes to occupy until then.
+            needed_bytes: The most it allocates until then, of which some finds its place in gaps.
         """
         occupied_bytes = self._occupied_bytes()
-        if occupied_bytes > max(self._least_bytes, self._most_bytes - growth_bytes):
+        if occupied_bytes <= max(self._least_bytes, self._most_bytes - needed_bytes):
+            return
+        needed_anew_bytes = max(0.0, needed_bytes - SERVING_GAPS * self._gaps_bytes(occupied_bytes))
+        if occupied_bytes + needed_anew_bytes > self._most_bytes:
             _give_gaps_back()
-            self._least_bytes = self._occupied_bytes() + WORTH_A_SEARCH_BYTES
+            occupied_bytes = self._occupied_bytes()
+            self._least_bytes = occupied_bytes + WORTH_A_SEARCH_BYTES
+            self._beside_bytes = occupied_bytes - (allocated_bytes() or occupied_bytes)
+
+    def _gaps_bytes(self, occupied_bytes: int) -> int:
+        """What is occupied but not allocated; nothing before it is known what lies outside the heap."""
+        if self._beside_bytes is None:
+            return 0
+        return max(0, occupied_bytes - self._beside_bytes - (allocated_bytes() or occupied_bytes))
 
     def _occupied_bytes(self) -> int:
         try:

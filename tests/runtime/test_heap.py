@@ -49,3 +49,16 @@ def test_a_search_is_worth_it_only_when_much_was_occupied_since_the_last() -> No
     room.make(0)
     assert before - anonymous_bytes() > GAPS_BYTES // 2
     assert len(kept) == (NUM_SMALL + NUM_PIECES) // 2
+
+
+@pytest.mark.parametrize(("needed_bytes", "given_back"), [(GAPS_BYTES // 2, False), (2 * GAPS_BYTES, True)])
+def test_what_comes_next_finds_place_in_gaps(needed_bytes: int, *, given_back: bool) -> None:
+    trim_heap()
+    room = HeapRoom(anonymous_bytes() + 2 * GAPS_BYTES + 3 * GAPS_BYTES // 4)
+    room.make(4 * GAPS_BYTES)
+    kept = heap_with_gaps()
+    before = anonymous_bytes()
+    room.make(needed_bytes)
+    room.make(GAPS_BYTES)
+    assert (before - anonymous_bytes() > GAPS_BYTES // 2) == given_back
+    assert len(kept) == NUM_PIECES // 2
