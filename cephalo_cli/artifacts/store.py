@@ -167,6 +167,8 @@ def check_writable(path: str | Path, *, force: bool = False) -> None:
     """
     if str(path) == STANDARD_STREAM:
         return
+    if not str(path):
+        raise ArtifactError("the name of a file is empty", hint="a variable of the shell that is not set?")
     try:
         if Path(path).is_dir():
             raise ArtifactError("is a folder, expected a file name", where=str(path), hint="give a file name")
@@ -223,12 +225,16 @@ def _read_bytes(path: str | Path) -> bytes:
     most = strict_json.MAX_FILE_BYTES
     if str(path) == STANDARD_STREAM:
         return sys.stdin.buffer.read(most + 1)
+    if not str(path):
+        raise ArtifactError("the name of a file is empty", hint="a variable of the shell that is not set?")
     try:
         with Path(path).open("rb") as file:
             if os.fstat(file.fileno()).st_size > most:
                 strict_json.refuse_size(str(path))
             return file.read(most + 1)  # a pipe or a device has no size of its own
     except FileNotFoundError as error:
+        if Path(path).is_symlink():
+            raise ArtifactError("is a link to a file that is not there", where=str(path)) from error
         raise ArtifactError("no such file", where=str(path), hint=_neighbour(Path(path))) from error
     except IsADirectoryError as error:
         raise ArtifactError("is a folder, expected a file", where=str(path), hint=_inside(Path(path))) from error

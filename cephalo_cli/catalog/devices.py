@@ -77,6 +77,7 @@ def cluster_from_gpus(text: str) -> Cluster:
                 f"{part.strip()!r} is not a device with a count", where="--gpus", hint="write it like l4:2,a6000,p40"
             )
         _refuse_times(match[1])
+        _refuse_other_forms(match[1])
         devices += [_find(match[1], "--gpus")] * int(match[2] or 1)
     types = {name: device(name) for name in dict.fromkeys(devices)}
     return Cluster(
@@ -93,6 +94,19 @@ def _refuse_times(text: str) -> None:
     name, count = (match[2] or match[3], match[1] or match[4]) if match else ("", "")
     if match and named_device(name) is not None:
         raise UsageError(f"{text.strip()!r} is not a device with a count", where="--gpus", hint=f"write {name}:{count}")
+
+
+def _refuse_other_forms(text: str) -> None:
+    """Refuse a file, and devices that are not separated by commas."""
+    if text.endswith(".json"):
+        raise UsageError(
+            f"{text} is a file, expected names of devices",
+            where="--gpus",
+            hint=f"cephalo profile {text} --estimate --model MODEL --seq-len N -o PROFILE.json makes a profile",
+        )
+    names = [name for name in re.split(r"[\s;+/]+", text) if name]
+    if len(names) > 1 and named_device(text) is None and all(named_device(name) for name in names):
+        raise UsageError(f"{text!r} is not a device with a count", where="--gpus", hint=f"write {','.join(names)}")
 
 
 def _default_link(devices: list[str]) -> Link:

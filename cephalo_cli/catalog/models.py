@@ -40,6 +40,8 @@ def load_model(text: str) -> tuple[Model, tuple[InputFile, ...]]:
         UsageError: It is a model of one's own.
         ArtifactError: There is no such file or name, or the file is not a model or has settings that are not supported.
     """
+    if not text:
+        raise UsageError("no model is named", where="--model", hint="cephalo catalog models lists those known")
     path = Path(text)
     if is_own_source(text) and not path.exists():
         raise UsageError(

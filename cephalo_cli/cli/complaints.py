@@ -47,7 +47,8 @@ def _misspelt(error: Any) -> str | None:
         return None
     context = error.ctx
     known = [option for parameter in context.command.params for option in parameter.opts] if context else []
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    bare = {option.lstrip("-"): option for option in known}
+    near = [bare[each] for each in difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.6)]
     where = f" of {context.command_path}" if context else ""
     return f"{name} is no option{where}" + (f" (did you mean {near[0]}?)" if near else "")
 

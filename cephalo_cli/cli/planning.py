@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -170,10 +171,10 @@ class Question:
         return [make_plan(basis, batch, strategy, settings, time_limit_s=limit, thorough=thorough, inputs=inputs)]
 
     def _batch(self) -> int:
-        try:
-            batch = int(self.batch_size or "")
-        except ValueError as error:
-            raise UsageError(f"--batch-size is {self.batch_size!r}, expected a whole number, auto or max") from error
+        text = self.batch_size or ""
+        if not re.fullmatch(r"-?[0-9]{1,4000}", text):
+            raise UsageError(f"--batch-size is {text!r}, expected a whole number, auto or max")
+        batch = int(text)
         if not 1 <= batch <= LARGEST_INTEGER:
             expected = "at least 1" if batch < 1 else f"at most {LARGEST_INTEGER}"
             raise UsageError(f"--batch-size is {batch}, expected {expected}")

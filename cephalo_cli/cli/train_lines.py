@@ -14,6 +14,7 @@ from typing import IO
 from cephalo_cli.artifacts import Plan
 from cephalo_cli.artifacts.report import StepReport
 from cephalo_cli.cli.step_table import WARM_UP, StepTable
+from cephalo_cli.errors import ArtifactError
 from cephalo_cli.quantities import format_bytes, format_change, format_percent, format_rate, format_seconds
 
 __all__ = ["StepTeller", "json_line", "numerics_line", "step_line"]
@@ -111,8 +112,11 @@ class StepTeller:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[str]]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("w", encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ArtifactError(f"cannot be written: {error.strerror or error}", where=str(path)) from error
     try:
         yield file
     finally:

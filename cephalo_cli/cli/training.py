@@ -126,12 +126,13 @@ class Training:
         for path in (self.output, self.trace, self.metrics):
             if path is not None:
                 store.check_writable(path, force=self.force)
-        if self.checkpoint_dir is not None and Path(self.checkpoint_dir).is_file():
-            raise UsageError(
-                f"{self.checkpoint_dir} is a file, expected a folder",
-                where="--checkpoint-dir",
-                hint="name a folder; it is made if it is not there",
-            )
+        for option, folder in (("--checkpoint-dir", self.checkpoint_dir), ("--tensorboard", self.tensorboard)):
+            if folder is not None and Path(folder).is_file():
+                raise UsageError(
+                    f"{folder} is a file, expected a folder",
+                    where=option,
+                    hint="name a folder; it is made if it is not there",
+                )
 
     def _for_present(
         self, plan: Plan, external: "RankEnvironment | None", note: Callable[[str], None]

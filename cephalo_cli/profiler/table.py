@@ -132,7 +132,8 @@ def _read(path: str | Path, columns: Sequence[str], optional: Sequence[str] = ()
     header = [name.strip() for name in next(lines, [])]
     for name in header:
         if name not in (*columns, *optional):
-            raise ArtifactError("unknown column", where=f"{where}: {name}", hint=nearest(name, (*columns, *optional)))
+            hint = nearest(name, (*columns, *optional)) or f"the columns are {','.join((*columns, *optional))}"
+            raise ArtifactError("unknown column", where=f"{where}: {name}", hint=hint)
     for name in columns:
         if header.count(name) != 1:
             fault = "column is missing" if name not in header else "column is there twice"

@@ -190,9 +190,9 @@ def _flags(profile: Profile) -> Iterator[str]:
                         (int(noise["spread"]), f"{noise['phase']} of {name} {kind}, {noise['size']} samples")
                     )
     if spreads:
-        most, where = max(spreads)
+        most, place = max(spreads)
         curves = "one curve is" if len(spreads) == 1 else f"{len(spreads)} curves are"
-        yield f"{curves} noisy: repeated runs spread by up to {most} % ({where})."
+        yield f"{curves} noisy: repeated runs spread by up to {most} % ({place})."
     for flag, where in places.items():
         yield f"{', '.join(where)}: {flag}"
 

@@ -74,6 +74,70 @@ MISTAKES: dict[str, tuple[tuple[str, ...], int, str]] = {
         3,
         "{at}/other.json: kind: is missing, expected 'cluster', 'model', 'profile', 'plan' or 'report'",
     ),
+    "a file of UTF-16": (
+        ("show", "{at}/utf-16.json"),
+        3,
+        "{at}/utf-16.json: is UTF-16 text, expected UTF-8 (save it as UTF-8)",
+    ),
+    "a number that is none": (
+        ("simulate", "{at}/nan.json"),
+        3,
+        "{at}/nan.json: expected.step_s: found NaN, expected a finite number",
+    ),
+    "a key given twice": (
+        ("train", "{at}/twice.json", *TRAIN),
+        3,
+        "{at}/twice.json: kind: found the same key twice, expected each key once",
+    ),
+    "a number in quotes": (
+        ("simulate", "{at}/quoted.json"),
+        3,
+        '{at}/quoted.json: global_batch_size: found "32", expected a whole number',
+    ),
+    "a number of 401 digits": (
+        ("simulate", "{at}/digits.json"),
+        3,
+        "{at}/digits.json: global_batch_size: found an integer of 401 digits, expected at most 19 digits",
+    ),
+    "a link that leads nowhere": (
+        ("show", "{at}/dangling.json"),
+        3,
+        "{at}/dangling.json: is a link to a file that is not there",
+    ),
+    "links in a loop": (
+        ("show", "{at}/loop.json"),
+        3,
+        "{at}/loop.json: cannot be read: too many levels of symbolic links",
+    ),
+    "an empty variable for a file": (
+        ("show", ""),
+        3,
+        "the name of a file is empty (a variable of the shell that is not set?)",
+    ),
+    "an empty variable for a result": (
+        ("simulate", PLAN, "-o", ""),
+        3,
+        "the name of a file is empty (a variable of the shell that is not set?)",
+    ),
+    "a picture given for what it shows": (
+        ("show", "examples/step.svg"),
+        3,
+        (
+            "examples/step.svg: is a picture or a page, expected JSON"
+            " (give the plan, profile or report it was made from)"
+        ),
+    ),
+    "a table of other columns": (
+        (
+            *("profile", CLUSTER, "--model", MODEL, "--seq-len", "8"),
+            *("--from-table", "{at}/table.csv", "--memory-table", "{at}/table.csv"),
+        ),
+        3,
+        (
+            "{at}/table.csv: a: unknown column"
+            " (the columns are model,device,seq_len,dtype,microbatch,forward_ms,backward_ms,unit)"
+        ),
+    ),
     # where results go
     "a result that exists": (
         ("simulate", PLAN, "-o", PLAN),
@@ -115,6 +179,24 @@ MISTAKES: dict[str, tuple[tuple[str, ...], int, str]] = {
         ("plan", "--gpus", "l4:-2", *GPUS),
         2,
         "--gpus: 'l4:-2' is not a device with a count (write it like l4:2,a6000,p40)",
+    ),
+    "GPUs without commas": (
+        ("plan", "--gpus", "l4 p40", *GPUS),
+        2,
+        "--gpus: 'l4 p40' is not a device with a count (write l4,p40)",
+    ),
+    "a cluster file for names of GPUs": (
+        ("plan", "--gpus", CLUSTER, *GPUS),
+        2,
+        (
+            f"--gpus: {CLUSTER} is a file, expected names of devices (cephalo profile {CLUSTER} --estimate"
+            " --model MODEL --seq-len N -o PROFILE.json makes a profile)"
+        ),
+    ),
+    "no model": (
+        ("plan", "--gpus", "l4", "--model", "", "--seq-len", "8", "-b", "8"),
+        2,
+        "--model: no model is named (cephalo catalog models lists those known)",
     ),
     "a count in front": (
         ("plan", "--gpus", "2x3090", *GPUS),
@@ -176,6 +258,16 @@ MISTAKES: dict[str, tuple[tuple[str, ...], int, str]] = {
         2,
         "--seq-len is missing: how many tokens has one sample? (such as --seq-len 1024)",
     ),
+    "a batch in other digits": (
+        ("plan", PROFILE, "-b", "٣"),
+        2,
+        "--batch-size is '٣', expected a whole number, auto or max",
+    ),
+    "no number for a fraction": (
+        ("plan", PROFILE, "-b", "8", "--memory-fraction", "nan"),
+        2,
+        "--memory-fraction is nan, expected a number above 0 and at most 1",
+    ),
     "no steps": (
         ("train", PLAN, "--data", "random", "--steps", "0"),
         2,
@@ -216,7 +308,22 @@ MISTAKES: dict[str, tuple[tuple[str, ...], int, str]] = {
         2,
         "there is no rank 4 (the plan has ranks 0 to 3)",
     ),
+    "an option of a command given to none": (
+        ("--json",),
+        2,
+        "--json is no option of cephalo (cephalo --help lists the options)",
+    ),
     # data and checkpoints
+    "a file for a folder of TensorBoard": (
+        ("train", PLAN, *TRAIN, "--tensorboard", PLAN),
+        2,
+        f"--tensorboard: {PLAN} is a file, expected a folder (name a folder; it is made if it is not there)",
+    ),
+    "metrics where nothing can be written": (
+        ("train", PLAN, *TRAIN, "--metrics", "/proc/nothing"),
+        3,
+        "/proc/nothing: cannot be written: No such file or directory",
+    ),
     "data that is not there": (
         ("train", PLAN, "--data", "corpus.txt", "--steps", "2"),
         3,
@@ -252,6 +359,15 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "cut.json").write_text('{"kind": ')
     (folder / "other.json").write_text(json.dumps({"name": "thing", "version": 1}))
     (folder / "tiny.txt").write_text("hi\n")
+    plan = Path(PLAN).read_text()
+    (folder / "utf-16.json").write_bytes(plan.encode("utf-16"))
+    (folder / "nan.json").write_text(plan.replace('"step_s": ', '"step_s": NaN, "s": ', 1))
+    (folder / "twice.json").write_text('{"kind": "plan", "kind": "plan"}')
+    (folder / "quoted.json").write_text(plan.replace('"global_batch_size": 32', '"global_batch_size": "32"'))
+    (folder / "digits.json").write_text(plan.replace('"global_batch_size": 32', f'"global_batch_size": 1{"0" * 400}'))
+    (folder / "table.csv").write_text("a,b\n1,2\n")
+    (folder / "dangling.json").symlink_to(folder / "nowhere.json")
+    (folder / "loop.json").symlink_to(folder / "loop.json")
     assert cephalo("simulate", PLAN, "-o", f"{folder}/report.json", "-q").code == 0
     return str(folder)
 
@@ -323,6 +439,14 @@ def test_a_gigabyte_is_no_gibibyte() -> None:
 
     assert "1.86 GiB" in reserve("2GB")
     assert "2.00 GiB" in reserve("2GiB")
+
+
+@pytest.mark.parametrize("name", ["with a mark.json", "план 計画.json"])
+def test_what_is_no_mistake(name: str, tmp_path: Path) -> None:
+    """A byte order mark, which some editors write, and names of any alphabet."""
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + Path(PLAN).read_bytes())
+    ran = cephalo("show", str(tmp_path / name))
+    assert (ran.code, ran.out) == (0, cephalo("show", PLAN).out)
 
 
 TOO_LONG = "x" * 5000
