@@ -17,8 +17,8 @@ from cephalo_cli.units import model_units
 
 __all__ = ["host_copy", "optimizer_s_per_parameter", "reserve_bytes"]
 
-CPU_MARGIN_BYTES = 16 * 2**20
-"""Added to the reserve on CPU: gaps in the heap that long-lived tensors cause and that cannot be given back."""
+CPU_MARGIN_BYTES = 24 * 2**20
+"""Added to the reserve on CPU: gaps in the heap that long-lived tensors cause; giving them back costs time."""
 IN_HOST_MEMORY = frozenset({"cpu", "mps"})
 """Devices without a memory of their own."""
 ACCELERATOR_MARGIN = 0.03
