@@ -94,7 +94,7 @@ def _memory(axes: "Axes", profile: Basis, kind: UnitKind) -> None:
 
 def _few(num_points: int, offset: float = 0.0) -> tuple[int, int]:
     """First marked point and distance of the marked ones: few enough to leave dashes to be seen."""
-    distance = max(1, num_points // NUM_MARKERS)
+    distance = -(-num_points // NUM_MARKERS)
     return int(offset * distance), distance
 
 

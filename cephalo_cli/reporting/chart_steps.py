@@ -204,7 +204,12 @@ def _steps(axes: "Axes", bars: Sequence[tuple[str, float, str, bool]]) -> None:
 
 
 def _loss(axes: "Axes", steps: Sequence[StepReport]) -> None:
-    axes.plot([step.step for step in steps], [step.loss or 0.0 for step in steps], color=SERIES[0], linewidth=1.2)
+    """Draw the loss over the steps, with a gap where a step had none."""
+    from matplotlib.ticker import MaxNLocator
+
+    losses = [float("nan") if step.loss is None else step.loss for step in steps]
+    axes.plot([step.step for step in steps], losses, color=SERIES[0], linewidth=1.2)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats a token)")
     tidy(axes, title="Loss")
