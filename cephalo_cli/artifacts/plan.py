@@ -129,6 +129,8 @@ class SolverProof(Value):
     """No plan of this strategy's search space is faster than this."""
     gap: Annotated[float, Field(ge=0.0)]
     """``(step_s - lower_bound_s) / step_s``; 0 when proven."""
+    bound_schedule: ScheduleName | None = None
+    """The order of work of the plans that may be as fast as the bound, where it is another than this plan's."""
 
 
 class Alternative(Value):
