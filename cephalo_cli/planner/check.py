@@ -76,6 +76,8 @@ def _check_splits(plan: Plan) -> None:
 def _check_kept(plan: Plan) -> None:
     """Hold how many blocks stay unsharded against the settings."""
     asked, kept = plan.settings.keep_unsharded or 0, plan.num_kept_unsharded
+    if isinstance(plan.settings.keep_unsharded, int) and plan.strategy == "cephalo" and plan.schedule != "layer-major":
+        _fail("schedule", f"found {shown(plan.schedule)}, but the settings keep {asked} blocks unsharded: layer-major")
     if asked != "auto" and plan.schedule == "layer-major" and plan.strategy == "cephalo" and kept != asked:
         _fail("keep_unsharded", f"found {kept}, but the settings keep {asked or 'none'}")
 
@@ -168,6 +170,9 @@ def _check_proof(plan: Plan) -> None:
 
 def _check_alternatives(plan: Plan) -> None:
     seen = {plan.strategy}
+    # Where a number of blocks is to stay unsharded, others are shown that do not do so, and may be faster.
+    is_free = not isinstance(plan.settings.keep_unsharded, int)
+    is_best = plan.strategy == "cephalo" and plan.solver.status == "optimal" and is_free
     for index, other in enumerate(plan.alternatives):
         where = f"alternatives[{index}]"
         if other.strategy in seen:
@@ -181,5 +186,5 @@ def _check_alternatives(plan: Plan) -> None:
             rate = plan.global_batch_size / other.step_s
             _same_seconds(f"{where}.samples_per_s", other.samples_per_s or 0.0, rate)
         faster = other.feasible and other.step_s is not None and other.step_s < plan.expected.step_s * (1.0 - CLOSE)
-        if plan.strategy == "cephalo" and plan.solver.status == "optimal" and faster:
+        if is_best and faster:
             _fail(f"{where}.step_s", f"{other.strategy} is faster than a plan that says it is optimal")

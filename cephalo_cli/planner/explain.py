@@ -89,9 +89,12 @@ def plan_choices(plan: Plan) -> list[RankChoice]:
 
 def phases_that_wait(plan: Plan) -> Sequence[str]:
     """Phases whose stages wait for collectives longer than for compute."""
-    if plan.network == "ideal" or plan.schedule == "replicated":
+    if plan.network == "ideal":
         return ()
     step = plan_stages(plan)
+    if plan.schedule == "replicated":  # reductions hide behind the backward of the last microbatch, or they do not
+        whole = step_estimate(plan, plan_choices(plan), step).stages[0]
+        return ["backward"] if whole.network_s > whole.compute_s else ()
     waited = {"forward": 0.0, "backward": 0.0}
     for stage, estimate in zip(step.stages, step_estimate(plan, plan_choices(plan), step).stages, strict=True):
         phase = "forward" if stage.phase == "forward" else "backward"

@@ -1,17 +1,21 @@
 """Plans: the best one, or one by another strategy, always with the others beside it."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cephalo_cli.artifacts.base import InputFile
-from cephalo_cli.artifacts.plan import Plan, PlanSettings, SolverProof, Strategy
+from cephalo_cli.artifacts.plan import Plan, PlanSettings, ScheduleName, SolverProof, Strategy
 from cephalo_cli.artifacts.profile import Basis
 from cephalo_cli.errors import InfeasibleError, TimeLimitError, UsageError
 from cephalo_cli.planner.check import check_plan
 from cephalo_cli.planner.decided import Decided
+from cephalo_cli.planner.frugal import state_fits
 from cephalo_cli.planner.problem import Problem, Space, make_problem
 from cephalo_cli.planner.reach import compute_bound_s
 from cephalo_cli.planner.repair import infeasible
+from cephalo_cli.planner.replicated import best_replicated
+from cephalo_cli.planner.solve import Solution
 from cephalo_cli.planner.spend import best_plan, widest
 from cephalo_cli.planner.strategies import other_strategies
 
@@ -33,9 +37,10 @@ def make_plan(
 ) -> Plan:
     """Plan a step, with every other strategy beside it.
 
-    The cephalo strategy searches all layer-major plans and proves the best. Where another strategy fits and is faster
-    still (state replicated in ample memory, or boundaries of one microbatch instead of all), its decisions and its
-    schedule are taken over; the proof then says ``heuristic``, with a bound that holds for every schedule.
+    The cephalo strategy searches all layer-major plans and all with the state replicated, and proves the best of both.
+    Where a microbatch-major strategy is faster still (boundaries of one microbatch instead of all), its decisions and
+    its schedule are taken over; the proof then says ``heuristic``, with a bound that holds for every schedule. Where
+    the settings give a number of blocks that stay unsharded, only layer-major plans can do so, and only those answer.
 
     Args:
         profile: Curves, model, cluster and network.
@@ -97,7 +102,7 @@ class _Plans:
         self.solution = best_plan(self.problem, deadline, thorough=thorough)
         self.late = self.solution is None and deadline is not None and time.monotonic() > deadline
         self.others = other_strategies(self._usual())
-        self.cephalo = self._cephalo()
+        self.cephalo = self._cephalo(deadline, thorough=thorough)
 
     def _usual(self) -> Problem:
         """The problem of those that keep no blocks unsharded."""
@@ -131,29 +136,72 @@ class _Plans:
         bound = min(compute_bound_s(self.problem), decided_or_none.estimate.step_s)
         return decided_or_none.plan(_proof("heuristic", decided_or_none, bound), others, inputs)
 
-    def _cephalo(self) -> tuple[Decided, SolverProof] | None:
-        """The best layer-major plan, or a faster one of another strategy."""
-        fastest = min(
-            (decided for alternative, decided in self.others if decided is not None and alternative.feasible),
-            key=lambda decided: decided.estimate.step_s,
-            default=None,
-        )
-        if self.solution is not None:
-            best = Decided(
-                basis=self.problem.basis,
-                settings=self.problem.settings,
-                strategy="cephalo",
-                schedule="layer-major",
-                choices=self.solution.choices,
-                keep_unsharded=self.solution.keep_unsharded,
-            )
-            if fastest is None or fastest.estimate.step_s >= best.estimate.step_s * (1.0 - SAME):
-                status = "optimal" if self.solution.proven else "time-limit"
-                return best, _proof(status, best, self.solution.lower_bound_s)
-        if fastest is None:
+    def _cephalo(self, deadline: float | None, *, thorough: bool) -> tuple[Decided, SolverProof] | None:
+        """The best plan of those that were searched, or a faster one of another strategy."""
+        best = self._layer_major()
+        if isinstance(self.problem.settings.keep_unsharded, int):
+            return None if best is None or self.solution is None else (best, _searched(best, self.solution))
+        known = [decided for alternative, decided in self.others if decided is not None and alternative.feasible]
+        known_s = min((decided.estimate.step_s for decided in (best, *known) if decided is not None), default=math.inf)
+        replicated = best_replicated(self._with_all_modes(), known_s, deadline, thorough=thorough)
+        every = [decided for decided in (best, replicated.decided, *known) if decided is not None]
+        if not every:
             return None
-        bound = min(compute_bound_s(self.problem), fastest.estimate.step_s)
-        return fastest.renamed("cephalo"), _proof("heuristic", fastest, bound)
+        fastest = every[0]
+        for decided in every[1:]:
+            if decided.estimate.step_s < fastest.estimate.step_s * (1.0 - SAME):
+                fastest = decided
+        if fastest.schedule == "microbatch-major":
+            bound_s = min(compute_bound_s(self.problem), fastest.estimate.step_s)
+            return fastest.renamed("cephalo"), _proof("heuristic", fastest, bound_s)
+        bounds: dict[ScheduleName, float] = {
+            "layer-major": self._layer_major_bound_s(),
+            "replicated": replicated.lower_bound_s,
+        }
+        return fastest.renamed("cephalo"), _proof_of_both(fastest, bounds)
+
+    def _layer_major(self) -> Decided | None:
+        """The best layer-major plan."""
+        if self.solution is None:
+            return None
+        return Decided(
+            basis=self.problem.basis,
+            settings=self.problem.settings,
+            strategy="cephalo",
+            schedule="layer-major",
+            choices=self.solution.choices,
+            keep_unsharded=self.solution.keep_unsharded,
+        )
+
+    def _layer_major_bound_s(self) -> float:
+        """No layer-major plan is faster than this; infinite where none fits."""
+        if self.solution is not None:
+            return self.solution.lower_bound_s
+        problem = self.problem
+        fits = state_fits(make_problem(problem.basis, problem.settings, problem.batch_size, widest(problem)))
+        return compute_bound_s(problem) if fits else math.inf
+
+    def _with_all_modes(self) -> Problem:
+        """The problem with all numbers of blocks that ranks may recompute."""
+        problem, space = self.problem, widest(self.problem)
+        if not space.partial:
+            return self._usual()
+        return make_problem(problem.basis, problem.settings, problem.batch_size, Space(partial=True))
+
+
+def _searched(decided: Decided, solution: Solution) -> SolverProof:
+    """The proof of the best layer-major plan among layer-major ones."""
+    return _proof("optimal" if solution.proven else "time-limit", decided, solution.lower_bound_s)
+
+
+def _proof_of_both(decided: Decided, bounds_s: Mapping[ScheduleName, float]) -> SolverProof:
+    """The proof of a plan among layer-major and replicated ones: the lesser of the two bounds holds for all."""
+    kind = min(bounds_s, key=lambda schedule: bounds_s[schedule])
+    step_s = decided.estimate.step_s
+    if bounds_s[kind] >= step_s * (1.0 - 2 * SAME):
+        return _proof("optimal", decided, bounds_s[kind])
+    proof = _proof("time-limit", decided, bounds_s[kind])
+    return proof if kind == decided.schedule else proof.model_copy(update={"bound_schedule": kind})
 
 
 def _proof(status: str, decided: Decided, bound_s: float) -> SolverProof:

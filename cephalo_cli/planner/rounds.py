@@ -5,22 +5,17 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-
 from cephalo_cli import catalog
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import DeviceType
 from cephalo_cli.artifacts.plan import ScheduleName, Strategy
 from cephalo_cli.costmodel import RankChoice
-from cephalo_cli.costmodel.memory import buffers_bytes, planned_state_bytes
 from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.planner.apportion import largest_remainder, uniform_sizes
-from cephalo_cli.planner.arrays import Mask
 from cephalo_cli.planner.decided import Decided
-from cephalo_cli.planner.groups import DeviceGroup, Mode
+from cephalo_cli.planner.groups import Mode
 from cephalo_cli.planner.problem import Problem
-from cephalo_cli.planner.sizes import KEPT, size_costs
-from cephalo_cli.schedule import step_stages
+from cephalo_cli.planner.way import Way
 
 __all__ = ["make_fsdp", "make_poplar", "make_whale"]
 
@@ -123,71 +118,13 @@ def _in_rounds(problem: Problem, samples: int, rounds: int) -> tuple[int, ...]:
     return tuple(size for size in largest_remainder([1.0] * rounds, samples) if size)
 
 
-class _Way:
-    """How a strategy runs a step: its schedule, every rank's share, and what they change in memory."""
+class _Way(Way):
+    """The way of a strategy."""
 
     def __init__(self, problem: Problem, strategy: Strategy, schedule: ScheduleName, share: float) -> None:
-        self.problem, self.strategy, self.schedule, self.share = problem, strategy, schedule, share
-        self.known: dict[tuple[str, Mode], _SizeTable] = {}
-        steps = [problem.step, *(step_stages(schedule, problem.step.units, rounds) for rounds in (1, 2))]
-        layer_major, *others = (
-            buffers_bytes(
-                step,
-                num_ranks=problem.num_ranks,
-                dtype=problem.basis.dtype,
-                frozen_dtype=problem.basis.model.frozen_dtype,
-            )
-            for step in steps
-        )
-        self.more_buffers_bytes = [now - layer_major for now in others]
-        """Buffers beyond those of layer-major order, which `sizes` counts: for one round, and for more."""
-        self.state_bytes = [
-            planned_state_bytes(problem.basis, problem.settings, step=step, num_ranks=problem.num_ranks)
-            for step in steps[1:]
-        ]
-        """The whole state likewise."""
-
-    def sizes(self, group: DeviceGroup, mode: Mode) -> "_SizeTable":
-        """Microbatches of a device group by size."""
-        key = (group.name, mode)
-        if key not in self.known:
-            self.known[key] = _SizeTable(self, group, mode)
-        return self.known[key]
-
-
-class _SizeTable:
-    """Seconds and bytes of microbatches by size, for one device group and mode.
-
-    Under a schedule of rounds a rank's memory depends on its largest microbatch alone, and on whether there is more
-    than one round.
-    """
-
-    def __init__(self, way: _Way, group: DeviceGroup, mode: Mode) -> None:
-        problem = way.problem
         most = min(problem.batch_size, max(MOST_SAMPLES, 8 * -(-problem.batch_size // problem.num_ranks)))
-        costs = size_costs(problem, group, mode, most, trim=False)
-        self.seconds = costs.seconds @ np.array(problem.counts, dtype=np.float64)
-        saved = np.ceil(costs.additive[:, KEPT]) + costs.boundary_bytes * np.arange(most + 1)
-        more_buffers_bytes = [0, 0] if group.device.method == "imported" else way.more_buffers_bytes
-        starts = way.share <= group.startup_share
-        fits = [
-            (costs.beside_bytes + saved + math.ceil(way.share * state) + more <= group.limit_bytes) & starts
-            for more, state in zip(more_buffers_bytes, way.state_bytes, strict=True)
-        ]
-        self.in_one_round, self.in_rounds = fits
-
-    def fits(self, rounds: int, size: int) -> bool:
-        """Whether a largest microbatch of a size fits."""
-        fits = self._by_size(rounds)
-        return size < len(fits) and bool(fits[size])
-
-    def largest(self, rounds: int, most: int) -> int:
-        """Largest microbatch up to ``most`` that fits with all smaller ones; 0 where none does."""
-        first_misfit = int(np.argmin(np.append(self._by_size(rounds), False)))
-        return max(0, min(most, first_misfit - 1))
-
-    def _by_size(self, rounds: int) -> Mask:
-        return self.in_one_round if rounds == 1 else self.in_rounds
+        super().__init__(problem, schedule, share, most)
+        self.strategy = strategy
 
 
 def _decided(way: _Way, mode: Mode, sizes: Sizes) -> Decided:

@@ -14,6 +14,13 @@ __all__ = ["describe_plan", "proof", "saves_memory_by", "with_chosen"]
 SOLUTIONS = {"optimal": "optimal", "time-limit": "not proven best", "heuristic": "by a rule"}
 """How a plan was found, by the status of its proof."""
 
+STATES = {
+    "layer-major": "the state in shards",
+    "microbatch-major": "the state in shards",
+    "replicated": "the whole state on every rank",
+}
+"""Where the state is, by the order of work."""
+
 
 def describe_plan(plan: Plan) -> list[Part]:
     """Say what a plan decides and expects."""
@@ -31,6 +38,7 @@ def describe_plan(plan: Plan) -> list[Part]:
                 kind="seconds",
                 more=f"({throughput(expected.samples_per_s, expected.tokens_per_s)}), {expected.bound}-bound",
             ),
+            *_replicated(plan),
             *_kept(plan),
             *_updated(plan),
             Fact(key="status", label="solution", value=SOLUTIONS[plan.solver.status], more=f"({proof(plan)})"),
@@ -42,6 +50,13 @@ def describe_plan(plan: Plan) -> list[Part]:
         memory_sheet([(rank.rank, rank.memory) for rank in plan.ranks]),
         *_alternatives(plan),
     ]
+
+
+def _replicated(plan: Plan) -> list[Fact]:
+    """That the state is not in shards, where it is not."""
+    if plan.schedule != "replicated":
+        return []
+    return [Fact(key="schedule", label="state", value="whole on every rank", more="(only gradients travel)")]
 
 
 def _kept(plan: Plan) -> list[Fact]:
@@ -61,10 +76,13 @@ def _updated(plan: Plan) -> list[Fact]:
 
 def proof(plan: Plan) -> str:
     """Say how good a plan is under its own cost model."""
+    kept, bound = plan.settings.keep_unsharded, plan.solver.bound_schedule
     if plan.solver.status == "time-limit":
-        return f"at most {format_percent(plan.solver.gap)} from the best possible"
+        other = "" if bound is None else f", which may be a plan with {STATES[bound]}"
+        return f"at most {format_percent(plan.solver.gap)} from the best possible{other}"
     if plan.solver.status == "optimal":
-        return "no plan is faster under this profile"
+        which = f" that keeps {kept} blocks unsharded" if isinstance(kept, int) else ""
+        return f"no plan{which} is faster under this profile"
     if plan.strategy == "cephalo":
         return "the plan of another strategy, which is faster than all that were searched"
     return f"{plan.strategy} divides the work by a fixed rule and searches for nothing"

@@ -33,6 +33,12 @@ PROOF_NOTES: Mapping[str, str] = {
     "heuristic": "This strategy follows a rule and does not search, so its bound says nothing about other plans.",
 }
 
+TAKEN_OVER = (
+    "Another strategy's plan is faster than all that were searched; no plan is faster than the lower bound, which "
+    "counts compute alone."
+)
+"""The note of a cephalo plan that is another strategy's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
@@ -156,7 +162,8 @@ def _proof(plan: Plan) -> str:
             Fact(key="offload", label="offload", value=plan.settings.offload),
         ),
     )
-    return f'{part_of(facts)}<p class="note">{escaped(PROOF_NOTES[solver.status])}</p>'
+    note = TAKEN_OVER if plan.strategy == "cephalo" and solver.status == "heuristic" else PROOF_NOTES[solver.status]
+    return f'{part_of(facts)}<p class="note">{escaped(note)}</p>'
 
 
 def _report(page: _Page, report: Report, label: str) -> None:
@@ -286,4 +293,5 @@ def _plan_tiles(plan: Plan) -> Iterator[tuple[str, str, str]]:
     if full:
         yield format_percent(max(full)), "of its limit on the fullest rank", "bad" if max(full) > 1 else ""
     gap = "proven" if plan.solver.status == "optimal" else f"gap {format_percent(plan.solver.gap)}"
-    yield plan.solver.status, gap if plan.solver.status != "heuristic" else "a rule, not a search", ""
+    by_rule = plan.solver.status == "heuristic" and plan.strategy != "cephalo"
+    yield plan.solver.status, "a rule, not a search" if by_rule else gap, ""

@@ -111,7 +111,8 @@ def test_the_sections_and_what_they_hold(tmp_path: Path) -> None:
     for words in (
         "ab" * 32,
         "measured.json",
-        "a rule, not a search",
+        "gap 100.0 %",
+        "counts compute alone",
         "Loss",
         "5.0000",
         "rank 2 needs too much",

@@ -1,0 +1,132 @@
+"""Plans with the whole state on every rank, against enumeration with the cost model itself."""
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cephalo_cli.artifacts.plan import PlanSettings
+from cephalo_cli.artifacts.profile import Profile
+from cephalo_cli.costmodel import RankChoice, rank_memory, step_estimate
+from cephalo_cli.planner.groups import startup_bytes
+from cephalo_cli.planner.problem import Space, make_problem
+from cephalo_cli.planner.replicated import best_replicated
+from cephalo_cli.schedule import step_stages
+from cephalo_cli.units import model_units
+
+Make = Callable[..., Profile]
+
+
+def roomy(profile: Profile, seed: int) -> Profile:
+    """The same with memory for the whole state and a little more."""
+    rng = random.Random(seed)  # noqa: S311 - test instances, not secrets
+    types = {}
+    for name, device in profile.cluster.device_types.items():
+        memory = int(16 * profile.num_parameters * rng.uniform(1.06, 1.6) / 0.9)
+        types[name] = device.model_copy(update={"memory_bytes": memory})
+    return profile.model_copy(update={"cluster": profile.cluster.model_copy(update={"device_types": types})})
+
+
+def partitions(samples: int, most: int) -> Iterator[tuple[int, ...]]:
+    if not samples:
+        yield ()
+    for size in range(min(samples, most), 0, -1):
+        for others in partitions(samples - size, size):
+            yield (size, *others)
+
+
+def rank_choices(profile: Profile, settings: PlanSettings, device: str, samples: int) -> Iterator[RankChoice]:
+    """Everything that one rank may do with so many samples, as far as the order of microbatches matters."""
+    layers = profile.model.num_layers
+    block = profile.devices[device].units.get("block")
+    may_keep = block is None or block.saved_bytes is not None
+    counts = range(layers + 1) if settings.recompute == "blocks" else (0, layers)
+    only = settings.microbatch_size
+    for sizes in partitions(samples, samples):
+        if only is not None and sizes and (sizes[0] > only or any(size != only for size in sizes[:-1])):
+            continue
+        for last in sorted(set(sizes)) if sizes else [0]:
+            ordered = [*sizes, last] if sizes else []
+            if sizes:
+                ordered.remove(last)
+            for count in counts:
+                if count == layers or may_keep:
+                    yield RankChoice(
+                        device=device,
+                        microbatch_sizes=tuple(ordered),
+                        state_share=1.0,
+                        recompute=count > 0,
+                        offload=False,
+                        recompute_blocks=None if count in (0, layers) else count,
+                    )
+
+
+def enumerated_s(profile: Profile, settings: PlanSettings, batch: int) -> float:
+    """The best step of all plans with the state replicated; infinite where none fits."""
+    members = [place.device for place in profile.cluster.ranks]
+    units = model_units(profile.model)
+    best = math.inf
+    for split in itertools.product(range(batch + 1), repeat=len(members)):
+        if sum(split) != batch:
+            continue
+        every = (
+            list(rank_choices(profile, settings, name, samples)) for name, samples in zip(members, split, strict=True)
+        )
+        for choices in itertools.product(*every):
+            step = step_stages("replicated", units, max(len(choice.microbatch_sizes) for choice in choices))
+            seconds = step_estimate(profile, choices, step).step_s
+            if seconds >= best:
+                continue
+            memories = [rank_memory(profile, settings, choice, step=step, num_ranks=len(members)) for choice in choices]
+            starts = startup_bytes(profile, 1.0)
+            if all(
+                memory.total_bytes <= memory.limit_bytes and starts + memory.reserve_bytes <= memory.limit_bytes
+                for memory in memories
+            ):
+                best = seconds
+    return best
+
+
+def sizes_leave_no_gaps(profile: Profile) -> bool:
+    return all(
+        list(unit.working_bytes) == sorted(unit.working_bytes)
+        for device in profile.devices.values()
+        for unit in device.units.values()
+    )
+
+
+SETTINGS = (
+    PlanSettings(offload="off"),
+    PlanSettings(offload="off", recompute="blocks"),
+    PlanSettings(offload="off", microbatch_size=2),
+    PlanSettings(offload="off", optimizer_in_backward=True),
+)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["auto", "blocks", "one size", "updates in backward"])
+@pytest.mark.parametrize("moving", [False, True])
+def test_equals_enumeration(settings: PlanSettings, random_profile: Make, *, moving: bool) -> None:
+    seen = Counter[str]()
+    for seed in range(24):
+        profile = roomy(random_profile(seed, moving=moving, num_ranks=2 + (seed % 4 == 0)), seed)
+        batch = 3 + seed % 4 - (seed % 4 == 0)
+        wanted_s = enumerated_s(profile, settings, batch)
+        problem = make_problem(profile, settings, batch, Space(partial=settings.recompute == "blocks"))
+        found = best_replicated(problem, math.inf)
+        if found.decided is None:
+            assert found.lower_bound_s == wanted_s == math.inf
+            seen["nothing"] += 1
+            continue
+        assert found.decided.misfit is None
+        found_s = found.decided.estimate.step_s
+        assert found.lower_bound_s <= wanted_s * (1 + 1e-9)
+        assert found_s >= wanted_s * (1 - 1e-9)
+        if sizes_leave_no_gaps(profile):
+            assert found_s == pytest.approx(wanted_s, rel=1e-9)
+            assert found.lower_bound_s == pytest.approx(found_s, rel=1e-9)
+            seen["proven"] += 1
+        seen["rounds"] += found.decided.step.num_rounds > 1
+    assert seen["proven"] >= 5
