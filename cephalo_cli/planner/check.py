@@ -77,7 +77,7 @@ def _check_kept(plan: Plan) -> None:
     """Hold how many blocks stay unsharded against the settings."""
     asked, kept = plan.settings.keep_unsharded or 0, plan.num_kept_unsharded
     if isinstance(plan.settings.keep_unsharded, int) and plan.strategy == "cephalo" and plan.schedule != "layer-major":
-        _fail("schedule", f"found {shown(plan.schedule)}, but the settings keep {asked} blocks unsharded: layer-major")
+        _fail("schedule", f"found {shown(plan.schedule)}, but the settings keep {asked} blocks: layer-major only")
     if asked != "auto" and plan.schedule == "layer-major" and plan.strategy == "cephalo" and kept != asked:
         _fail("keep_unsharded", f"found {kept}, but the settings keep {asked or 'none'}")
 

@@ -19,7 +19,7 @@ from cephalo_cli.planner.solve import Solution
 from cephalo_cli.planner.spend import best_plan, widest
 from cephalo_cli.planner.strategies import other_strategies
 
-__all__ = ["SAME", "make_all_plans", "make_plan"]
+__all__ = ["SAME", "make_all_plans", "make_plan", "proof_of_both"]
 
 SAME = 1e-9
 """Relative difference below which two step times are the same."""
@@ -158,7 +158,7 @@ class _Plans:
             "layer-major": self._layer_major_bound_s(),
             "replicated": replicated.lower_bound_s,
         }
-        return fastest.renamed("cephalo"), _proof_of_both(fastest, bounds)
+        return fastest.renamed("cephalo"), proof_of_both(fastest, bounds)
 
     def _layer_major(self) -> Decided | None:
         """The best layer-major plan."""
@@ -194,7 +194,7 @@ def _searched(decided: Decided, solution: Solution) -> SolverProof:
     return _proof("optimal" if solution.proven else "time-limit", decided, solution.lower_bound_s)
 
 
-def _proof_of_both(decided: Decided, bounds_s: Mapping[ScheduleName, float]) -> SolverProof:
+def proof_of_both(decided: Decided, bounds_s: Mapping[ScheduleName, float]) -> SolverProof:
     """The proof of a plan among layer-major and replicated ones: the lesser of the two bounds holds for all."""
     kind = min(bounds_s, key=lambda schedule: bounds_s[schedule])
     step_s = decided.estimate.step_s

@@ -64,6 +64,8 @@ def _repair(problem: Problem) -> str | None:
         options.append(("--offload auto", {"offload": "auto"}))
     if settings.recompute == "off" and settings.offload == "off":
         options.append(("--recompute auto --offload auto", {"recompute": "auto", "offload": "auto"}))
+    if isinstance(settings.keep_unsharded, int) and settings.keep_unsharded:
+        options.append(("--keep-unsharded auto", {"keep_unsharded": "auto"}))
     if settings.microbatch_size is not None and settings.microbatch_size > 1:
         options.append(("--microbatch-size 1", {"microbatch_size": 1}))
     if not settings.optimizer_in_backward:

@@ -81,7 +81,7 @@ def proof(plan: Plan) -> str:
         other = "" if bound is None else f", which may be a plan with {STATES[bound]}"
         return f"at most {format_percent(plan.solver.gap)} from the best possible{other}"
     if plan.solver.status == "optimal":
-        which = f" that keeps {kept} blocks unsharded" if isinstance(kept, int) else ""
+        which = f" that keeps {kept} block{'s' * (kept != 1)} unsharded" if isinstance(kept, int) else ""
         return f"no plan{which} is faster under this profile"
     if plan.strategy == "cephalo":
         return "the plan of another strategy, which is faster than all that were searched"

@@ -6,18 +6,24 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from cephalo_cli.artifacts.plan import PlanSettings
-from cephalo_cli.artifacts.profile import Profile
+from cephalo_cli.artifacts.profile import CollectiveFit, NetworkProfile, Profile
 from cephalo_cli.costmodel import RankChoice, rank_memory, step_estimate
+from cephalo_cli.errors import ArtifactError
+from cephalo_cli.planner import check_plan, make_plan
+from cephalo_cli.planner.even_out import even_out
 from cephalo_cli.planner.groups import startup_bytes
+from cephalo_cli.planner.make import proof_of_both
 from cephalo_cli.planner.problem import Space, make_problem
 from cephalo_cli.planner.replicated import best_replicated
 from cephalo_cli.schedule import step_stages
 from cephalo_cli.units import model_units
 
 Make = Callable[..., Profile]
+AMPLE = 10**9
 
 
 def roomy(profile: Profile, seed: int) -> Profile:
@@ -130,3 +136,71 @@ def test_equals_enumeration(settings: PlanSettings, random_profile: Make, *, mov
             seen["proven"] += 1
         seen["rounds"] += found.decided.step.num_rounds > 1
     assert seen["proven"] >= 5
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_batch_is_evened_out_over_any_costs(seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311 - test instances, not secrets
+    counts = [rng.randint(1, 2), rng.randint(1, 2)]
+    costs = [
+        np.array([0.0, *(rng.choice([math.inf, rng.uniform(0, 9)]) for _ in range(rng.randint(1, 5)))]) for _ in counts
+    ]
+    batch = rng.randint(1, 8)
+    members = [cost for cost, count in zip(costs, counts, strict=True) for _ in range(count)]
+    wanted = min(
+        (
+            float(max(cost[samples] for cost, samples in zip(members, split, strict=True)))
+            for split in itertools.product(*(range(len(cost)) for cost in members))
+            if sum(split) == batch
+        ),
+        default=math.inf,
+    )
+    found = even_out(costs, counts, batch)
+    if found is None:
+        assert wanted == math.inf
+        return
+    assert found.least_s == found.limit_s == wanted
+    assert sum(map(sum, found.samples)) == batch
+    for cost, mine in zip(costs, found.samples, strict=True):
+        assert all(cost[samples] <= found.limit_s for samples in mine)
+
+
+def with_network(profile: Profile, bandwidth_bytes_per_s: float) -> Profile:
+    fit = CollectiveFit(latency_s=0.0, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+    network = NetworkProfile(method="measured", algorithm="ring", all_gather=fit, reduce_scatter=fit)
+    return profile.model_copy(update={"network": network})
+
+
+def test_a_replicated_plan_is_proven_where_it_is_best(simple_profile: Make) -> None:
+    profile = with_network(simple_profile({"only": (2, AMPLE, 1e-3)}), 1e7)
+    plan = make_plan(profile, 8)
+    assert plan.schedule == "replicated"
+    assert (plan.solver.status, plan.solver.gap, plan.solver.bound_schedule) == ("optimal", 0.0, None)
+    assert [rank.microbatch_sizes for rank in plan.ranks] == [(4,), (4,)]
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_number_of_blocks_is_kept_though_a_replicated_plan_is_faster(simple_profile: Make, kept: int) -> None:
+    profile = with_network(simple_profile({"only": (2, AMPLE, 1e-3)}), 1e7)
+    plan = make_plan(profile, 8, settings=PlanSettings(keep_unsharded=kept))
+    assert (plan.schedule, plan.num_kept_unsharded) == ("layer-major", kept)
+    assert plan.solver.status == "optimal"
+    assert plan.expected.step_s > make_plan(profile, 8).expected.step_s
+    ignored = make_plan(profile, 8).model_copy(update={"settings": plan.settings})
+    with pytest.raises(ArtifactError, match=f'schedule: found "replicated", but the settings keep {kept} blocks'):
+        check_plan(ignored)
+
+
+def test_the_lesser_of_two_bounds_holds_for_both_kinds(simple_profile: Make) -> None:
+    decided = best_replicated(make_problem(simple_profile({"only": (2, AMPLE, 1e-3)}), PlanSettings(), 8), math.inf)
+    assert decided.decided is not None
+    step_s = decided.decided.estimate.step_s
+    for layer_major_s, replicated_s, wanted in (
+        (step_s * 2, step_s, ("optimal", None)),
+        (math.inf, step_s * (1 - 1e-10), ("optimal", None)),
+        (step_s * 0.9, step_s, ("time-limit", "layer-major")),
+        (step_s, step_s * 0.9, ("time-limit", None)),
+    ):
+        proof = proof_of_both(decided.decided, {"layer-major": layer_major_s, "replicated": replicated_s})
+        assert (proof.status, proof.bound_schedule) == wanted
+        assert proof.gap == pytest.approx(0.0 if wanted[0] == "optimal" else 0.1)

@@ -178,14 +178,20 @@ def test_noise_is_one_sentence() -> None:
 
 
 def test_how_a_plan_was_found_is_said_in_words() -> None:
-    def found(status: str, strategy: str) -> str:
+    def found(status: str, strategy: str, *, bound_schedule: str | None = None, kept: int | None = None) -> str:
         plan = small_plan()
-        proof = plan.solver.model_copy(update={"status": status, "gap": 0.1})
-        text = printed(artifact_tables(plan.model_copy(update={"solver": proof, "strategy": strategy})))
+        proof = plan.solver.model_copy(update={"status": status, "gap": 0.1, "bound_schedule": bound_schedule})
+        settings = plan.settings.model_copy(update={"keep_unsharded": kept})
+        changes = {"solver": proof, "strategy": strategy, "settings": settings}
+        text = printed(artifact_tables(plan.model_copy(update=changes)))
         return " ".join(text.partition("solution ")[2].partition("Who does")[0].split())
 
     assert found("optimal", "cephalo") == "optimal (no plan is faster under this profile)"
     assert found("time-limit", "cephalo") == "not proven best (at most 10.0 % from the best possible)"
+    assert found("time-limit", "cephalo", bound_schedule="replicated").endswith(
+        "from the best possible, which may be a plan with the whole state on every rank)"
+    )
+    assert "(no plan that keeps 2 blocks unsharded is faster" in found("optimal", "cephalo", kept=2)
     assert found("heuristic", "poplar").startswith("by a rule (poplar divides the work by a fixed rule")
     assert found("heuristic", "cephalo").startswith("by a rule (the plan of another strategy, which is faster")
 
