@@ -43,7 +43,7 @@ def infeasible(problem: Problem, reason: str | None = None) -> InfeasibleError:
 
 
 def _in_words(problem: Problem, shortage: Shortage) -> str:
-    over = format_bytes(shortage.over_bytes)
+    over = f"{format_bytes(shortage.over_bytes)} ({shortage.over_bytes} bytes)"
     if shortage.everywhere:
         return (
             f"state: the training state of {format_bytes(problem.state_bytes)} is {over} more than all ranks can hold "
