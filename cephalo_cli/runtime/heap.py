@@ -54,7 +54,7 @@ MOST_KEPT_BYTES = 2**31 - 1
 """Free memory at the heap's end that is kept; the parameter is an int."""
 WORTH_A_SEARCH_BYTES = 4 * 2**20
 """New gaps are looked for when this much was occupied since the last search."""
-SERVING_GAPS = 0.9
+SERVING_GAPS = 0.8
 """Part of the gaps, by bytes, in which what comes next finds its place."""
 MALLINFO2 = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),

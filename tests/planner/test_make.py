@@ -188,7 +188,9 @@ def test_a_time_limit_of_nothing_says_so(random_profile: Make) -> None:
 
 def test_a_memory_of_nothing_is_infeasible(simple_profile: Make) -> None:
     profile = simple_profile({"whole": (1, AMPLE, 1e-3), "tiny": (1, 1, 1e-3)})
-    with pytest.raises(InfeasibleError, match=r"rank 1 \(tiny\) is .* KiB \(\d+ bytes\) over its limit; the term .* is start-up"):
+    with pytest.raises(
+        InfeasibleError, match=r"rank 1 \(tiny\) is .* KiB \(\d+ bytes\) over its limit; the term .* is start-up"
+    ):
         make_plan(profile, 8)
     with pytest.raises(InfeasibleError, match=r"rank 0 \(whole\) is .* over its limit"):
         make_plan(profile, 8, settings=PlanSettings(memory_fraction=1e-12))
