@@ -298,7 +298,11 @@ def stop_job(context: ProcessContext, job: Job) -> None:
         if step == 0 and "starting from step 1" in sentence:
             os.kill(os.getpid(), number)
 
-    train(job.plan, job.options, context, Callbacks(on_record=on_record, on_notice=on_notice))
+    before = signal.signal(number, signal.SIG_DFL)  # nohup has tests ignore SIGHUP, and what is ignored stays so
+    try:
+        train(job.plan, job.options, context, Callbacks(on_record=on_record, on_notice=on_notice))
+    finally:
+        signal.signal(number, before)
 
 
 def read_whole(folder: Path) -> dict[str, torch.Tensor]:
