@@ -1,17 +1,23 @@
 """``--lora``: adapters beside a model that stays, in one word of the command line."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from cephalo_cli.artifacts.faults import nearest
 from cephalo_cli.artifacts.model import Lora, Model
-from cephalo_cli.errors import UsageError
+from cephalo_cli.errors import CephaloError, UsageError
 from cephalo_cli.units import num_frozen_parameters
 
-__all__ = ["with_adapters"]
+if TYPE_CHECKING:
+    from cephalo_cli.artifacts.plan import PlanSettings
+    from cephalo_cli.artifacts.profile import Basis
+
+__all__ = ["fitting_adapters", "with_adapters"]
 
 KEYS = ("rank", "alpha", "targets", "base")
+SUGGESTED = "rank=8"
+"""What is tried where nothing else fits."""
 
 
 def with_adapters(model: Model, text: str | None) -> Model:
@@ -49,6 +55,34 @@ def with_adapters(model: Model, text: str | None) -> Model:
         ) from error
     num_frozen_parameters(adapted)
     return adapted
+
+
+def fitting_adapters(basis: "Basis", settings: "PlanSettings", batch_size: int) -> str | None:
+    """Find adapters with which some plan fits, the model kept in float32 or else in the compute dtype.
+
+    Args:
+        basis: What was found to fit in no plan.
+        settings: What plans are to be like.
+        batch_size: Samples of a step.
+
+    Returns:
+        A text for ``--lora``; None where none helps, and where durations are measured, as theirs would have to be.
+    """
+    from cephalo_cli.planner.repair import fits
+    from cephalo_cli.profiler import estimate_profile
+
+    if basis.model.lora is not None or any(device.method != "estimated" for device in basis.devices.values()):
+        return None
+    length = None if basis.model.family == "vit" else basis.seq_len
+    for text in (SUGGESTED, f"{SUGGESTED},base={basis.dtype}"):
+        try:
+            shape = with_adapters(basis.model, text)
+            again = estimate_profile(basis.cluster, shape, seq_len=length, dtype=basis.dtype)
+        except CephaloError:  # a model that takes no adapters
+            return None
+        if fits(again, settings, batch_size):
+            return text
+    return None
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -1,16 +1,17 @@
 """What ``cephalo plan`` was asked, and its answer."""
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
+from cephalo_cli.cli.contradictions import refuse_contradictions
 from cephalo_cli.cli.gpus import common_dtype, fitting_command
+from cephalo_cli.cli.lora import fitting_adapters, with_adapters
 from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Optimizer, RecomputeChoice, SwitchChoice, check_length
-from cephalo_cli.errors import CephaloError, InfeasibleError, UsageError
+from cephalo_cli.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,8 +28,7 @@ __all__ = ["Question", "check_file"]
 LARGEST_BATCH = 1024
 MEMORY_FRACTION = 0.9
 SEVERAL = ("auto", "max")
-ADAPTERS = "rank=8"
-"""What --lora is tried with where nothing fits."""
+"""What stands for a batch size that is to be found."""
 
 
 def check_file(out: "Output", path: str, *, alone: bool) -> None:
@@ -77,6 +77,11 @@ class Question:
     time_limit: float | None
     explain: bool
 
+    @property
+    def has_one_size(self) -> bool:
+        """Whether the batch size is given, not to be found."""
+        return self.batch_size not in SEVERAL
+
     def answer(self, out: "Output", *, force: bool) -> None:
         """Plan, write and show.
 
@@ -88,8 +93,8 @@ class Question:
         """
         from cephalo_cli.artifacts import store
 
-        self._refuse_contradictions(out)
-        batch = None if self.batch_size in SEVERAL else self._batch()
+        refuse_contradictions(self, to_standard_output=out.path == "-")
+        batch = self._batch() if self.has_one_size else None
         settings = self._settings()
         if out.path is not None:
             store.check_writable(out.path, force=force)
@@ -224,7 +229,6 @@ class Question:
             expect_compatible(profile.cluster, profile.dtype)
             return profile, (source,)
         from cephalo_cli.catalog import cluster_from_gpus, load_model
-        from cephalo_cli.cli.lora import with_adapters
         from cephalo_cli.profiler import estimate_profile
 
         cluster = cluster_from_gpus(self.gpus or "")
@@ -249,33 +253,11 @@ class Question:
                     error.hint = self._wider_repair() or error.hint
                 command = fitting_command(error.hint, self.gpus, self._given())
                 error.hint += "" if command is None else f": {command}"
-            adapters = self._fitting_adapters(basis, 1 if batch is None else batch)
+            adapters = fitting_adapters(basis, self._settings(), 1 if batch is None else batch)
             if adapters is not None:
                 where = "add" if self.gpus is not None else "profile again with"
                 error.hint += f"; or train adapters only, which fits: {where} --lora {adapters}"
             raise
-
-    def _fitting_adapters(self, basis: "Basis", batch: int) -> str | None:
-        """Adapters that would fit, the model kept in float32 or else in the compute dtype.
-
-        None where none do, and where durations are measured, as theirs would have to be.
-        """
-        from cephalo_cli.cli.lora import with_adapters
-        from cephalo_cli.planner.repair import fits
-        from cephalo_cli.profiler import estimate_profile
-
-        if basis.model.lora is not None or any(device.method != "estimated" for device in basis.devices.values()):
-            return None
-        length = None if basis.model.family == "vit" else basis.seq_len
-        for text in (ADAPTERS, f"{ADAPTERS},base={basis.dtype}"):
-            try:
-                shape = with_adapters(basis.model, text)
-                again = estimate_profile(basis.cluster, shape, seq_len=length, dtype=basis.dtype)
-            except CephaloError:  # a model that takes no adapters
-                return None
-            if fits(again, self._settings(), batch):
-                return text
-        return None
 
     def _wider_repair(self) -> str | None:
         """The repair of another dtype, where float16 was chosen here: only there are gradients needed all at once."""
@@ -286,7 +268,7 @@ class Question:
         if self.dtype is not None or chosen != ["float16", "float32"]:
             return None
         again = replace(self, optimizer_in_backward=True, dtype="float32")
-        batch = 1 if self.batch_size in SEVERAL else self._batch()
+        batch = self._batch() if self.has_one_size else 1
         return "--dtype float32 --optimizer-in-backward fits" if again.fits(batch) else None
 
     def fits(self, batch: int) -> bool:
@@ -320,80 +302,6 @@ class Question:
         if self.optimizer == "adamw":
             return None
         return "sgd with momentum" if self.momentum else "sgd"
-
-    def _refuse_contradictions(self, out: "Output") -> None:
-        one_size = self.batch_size not in SEVERAL
-        searches = self.drop_devices or self.objective == "cost" or not one_size
-        for contradicts, message, hint in (
-            (self.profile is None and self.gpus is None, "no PROFILE given", "or name devices: --gpus rtx-3090:2,p40"),
-            (
-                self.profile is not None and self.gpus is not None,
-                "PROFILE and --gpus exclude each other",
-                "leave one out",
-            ),
-            (self.gpus is not None and self.model is None, "--gpus needs --model", "such as --model llama-7b"),
-            (
-                self.gpus is None and (self.model or self.seq_len or self.dtype or self.lora) is not None,
-                "--model, --seq-len, --dtype and --lora go with --gpus; a profile has its own",
-                "leave them out",
-            ),
-            (self.batch_size is None, "--batch-size is missing", "a number, auto or max"),
-            (
-                self.max_batch_size is not None and one_size,
-                "--max-batch-size goes with --batch-size auto or max",
-                "leave it out",
-            ),
-            (
-                searches and self.strategy != "cephalo",
-                "--batch-size auto or max, --drop-devices and --objective cost are searches of strategy cephalo",
-                "leave out --strategy",
-            ),
-            (
-                (self.drop_devices or self.objective == "cost") and self.time_limit is not None,
-                "--drop-devices and --objective cost take no --time-limit",
-                "leave it out",
-            ),
-            (
-                not one_size and (self.drop_devices or self.objective == "cost"),
-                "--drop-devices and --objective cost need one batch size",
-                "give --batch-size a number",
-            ),
-            (
-                not 0.0 < self.memory_fraction <= 1.0,
-                f"--memory-fraction is {self.memory_fraction:g}, expected a number above 0 and at most 1",
-                f"{self.memory_fraction / 100:g} is {self.memory_fraction:g} %" if self.memory_fraction > 1 else None,
-            ),
-            (
-                self.time_limit is not None and not 0.0 < self.time_limit < math.inf,
-                f"--time-limit is {self.time_limit}, expected seconds above 0",
-                None,
-            ),
-            (not 0.0 <= self.momentum < 1.0, f"--momentum is {self.momentum:g}, expected 0 or more, below 1", None),
-            (self.momentum > 0 and self.optimizer != "sgd", "--momentum is for --optimizer sgd", "leave it out"),
-            (
-                self.recompute == "off" and self.offload == "on",
-                "--offload on needs recompute",
-                "leave out --recompute off",
-            ),
-            (
-                self.recompute == "blocks" and self.offload == "on",
-                "--offload on needs recompute of all blocks",
-                "leave out --recompute blocks",
-            ),
-            (
-                (self.recompute == "blocks" or self.keep_unsharded != "off")
-                and self.strategy not in ("cephalo", "all"),
-                "--recompute blocks and --keep-unsharded are for strategy cephalo",
-                "leave them out",
-            ),
-            (
-                self.strategy == "all" and out.path == "-",
-                "--strategy all writes several files",
-                "give -o a file name",
-            ),
-        ):
-            if contradicts:
-                raise UsageError(message, hint=hint)
 
 
 def _beside(path: str, strategy: str) -> str:

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -382,53 +380,6 @@ def test_one_line_says_what_to_do(name: str, at: str) -> None:
     assert (ran.code, ran.out) == (code, "")
 
 
-# Launching ------------------------------------------------------------------------------------------------------------
-
-
-def launched(monkeypatch: pytest.MonkeyPatch, **environment: str) -> tuple[int, str]:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    ran = cephalo("train", PLAN, *TRAIN, "--timeout", "5")
-    return ran.code, ran.err.splitlines()[-1].removeprefix("cephalo: error: ")
-
-
-def test_a_plan_for_four_ranks_launched_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, error = launched(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
-    assert code == 2
-    assert error == (
-        "the launcher started 2 processes, cluster 'laptop-mixed' has 4 devices"
-        " (start one process per device; train --elastic plans again for what is there)"
-    )
-
-
-def test_a_launcher_that_says_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, error = launched(monkeypatch, RANK="0", WORLD_SIZE="4")
-    assert code == 2
-    assert error == (
-        "RANK and WORLD_SIZE are set but MASTER_ADDR and MASTER_PORT not"
-        " (use torchrun, or unset RANK and WORLD_SIZE to start local ranks)"
-    )
-
-
-@pytest.fixture
-def taken() -> Iterator[int]:
-    """A port that somebody else listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield listener.getsockname()[1]
-
-
-def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken)}
-    code, error = launched(monkeypatch, RANK="0", WORLD_SIZE="4", LOCAL_RANK="0", LOCAL_WORLD_SIZE="4", **where)
-    assert code == 6
-    assert f"127.0.0.1:{taken}: address already in use" in error
-    assert error.endswith(
-        "(MASTER_ADDR and MASTER_PORT say where ranks meet; is the port in use, or closed to this host?)"
-    )
-
-
 def test_a_gigabyte_is_no_gibibyte() -> None:
     """Both are taken, as both exist; what was understood is shown in GiB."""
 
@@ -447,38 +398,3 @@ def test_what_is_no_mistake(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + Path(PLAN).read_bytes())
     ran = cephalo("show", str(tmp_path / name))
     assert (ran.code, ran.out) == (0, cephalo("show", PLAN).out)
-
-
-TOO_LONG = "x" * 5000
-LONG_NAMES = (
-    ("show", TOO_LONG),
-    ("show", PLAN, "--plot", f"{TOO_LONG}.png"),
-    ("show", PLAN, "--html", TOO_LONG),
-    ("simulate", TOO_LONG),
-    ("simulate", PLAN, "-o", TOO_LONG),
-    ("simulate", PLAN, "--trace", TOO_LONG),
-    ("plan", TOO_LONG, "--batch-size", "8"),
-    ("plan", "--check", TOO_LONG),
-    ("plan", "--gpus", TOO_LONG, *GPUS),
-    ("plan", "--gpus", "l4", "--model", TOO_LONG, "--seq-len", "8", "-b", "8"),
-    ("profile", TOO_LONG, "--model", MODEL, "--seq-len", "8"),
-    ("profile", CLUSTER, "--model", MODEL, "--seq-len", "8", "--from-table", TOO_LONG, "--memory-table", TOO_LONG),
-    ("train", TOO_LONG, *TRAIN),
-    ("train", PLAN, "--steps", "1", "--data", TOO_LONG),
-    *(
-        ("train", PLAN, *TRAIN, option, TOO_LONG)
-        for option in ("-o", "--trace", "--metrics", "--resume", "--weights", "--export", "--checkpoint-dir")
-    ),
-    ("export", TOO_LONG, "folder"),
-    ("catalog", "models", TOO_LONG),
-)
-
-
-@pytest.mark.parametrize("words", LONG_NAMES, ids=lambda words: " ".join(word for word in words if len(word) < 40))
-def test_a_name_longer_than_the_file_system_takes(words: tuple[str, ...]) -> None:
-    ran = cephalo(*words)
-    assert (ran.code, ran.out) == (3, "")
-    said = ran.err.removeprefix("computed in bfloat16, which all these devices run; --dtype names another\n")
-    assert said.count("\n") == 1
-    assert len(said) < 700
-    assert "a fault of cephalo's" not in said
