@@ -100,8 +100,7 @@ def measure_network(
     if most_bytes is not None:
         largest = min(largest, max(1, most_bytes // (compute_dtype.itemsize + 2 * state_dtype.itemsize)))
     largest = int(-largest_of_ranks(context, -float(largest)))
-    measured = Measured()
-    _measure_collectives(measured, context, largest, compute_dtype, (1 - MOVING_PART) * max_seconds)
+    measured = _measure_collectives(context, largest, compute_dtype, (1 - MOVING_PART) * max_seconds)
     measured.small_sum_s = _small_sum_s(context)
     if context.device.type == "cpu":
         trim_heap()  # the collectives' buffers are gone: a device near its memory needs their place
@@ -119,9 +118,9 @@ def measure_network(
 
 
 def _measure_collectives(
-    measured: Measured, context: ProcessContext, largest: int, compute_dtype: torch.dtype, max_seconds: float
-) -> None:
-    """Time gathers and reductions of up to ``largest`` elements, and add the points to ``measured``."""
+    context: ProcessContext, largest: int, compute_dtype: torch.dtype, max_seconds: float
+) -> Measured:
+    """Time gathers and reductions of up to ``largest`` elements; their buffers are gone afterwards."""
     state_dtype = torch.promote_types(compute_dtype, torch.float32)
     layouts = {}
     for shares in share_patterns(context.cluster):
@@ -139,9 +138,11 @@ def _measure_collectives(
         tasks.append(_Task("reductions", buffers.reduce_bytes, shares, buffers.reduce))
     _time(context, tasks, max_seconds)
     moves.close()
+    measured = Measured()
     for task in tasks:
         points = measured.gathers if task.series == "gathers" else measured.reductions
         points.append(CollectivePoint(unit_bytes=task.unit_bytes, shares=task.shares, seconds=median(task.seconds)))
+    return measured
 
 
 def fit_collective(points: Sequence[CollectivePoint]) -> CollectiveFit:

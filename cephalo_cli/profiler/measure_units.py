@@ -173,20 +173,23 @@ class _Peaks:
         """Begin with a point, before its inputs are made; gives what to call at its end."""
         if not self._is_watching:
             return lambda: None
-        if self._device.type != "cpu":
-            base = torch.accelerator.memory_allocated(self._device)
-        else:
-            if point.microbatch > self._size:
-                self._size = point.microbatch
-                trim_heap()
-                self._base = anonymous_bytes()
-            base = self._base
+        base = self._base_of(point.microbatch)
         self._meter.reset()
 
         def close() -> None:
             self._bytes[point] = max(self._bytes.get(point, 0), self._meter.peak_bytes() - base)
 
         return close
+
+    def _base_of(self, size: int) -> int:
+        """Bytes that count for no point of this size; on CPU those that a trimmed heap leaves before the first."""
+        if self._device.type != "cpu":
+            return torch.accelerator.memory_allocated(self._device)
+        if size > self._size:
+            self._size = size
+            trim_heap()
+            self._base = anonymous_bytes()
+        return self._base
 
     def stop(self) -> None:
         """Look no longer."""

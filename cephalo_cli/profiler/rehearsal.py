@@ -1,5 +1,6 @@
 """Blocks gathered, computed and reduced as in a step, for measuring what moving bytes costs. See `measure_moving`."""
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -74,8 +75,8 @@ class Rehearsal:
         num_bytes += sum(sizes[kind] * compute.itemsize + sizes[_grad(kind)] * state.itemsize for kind in ENDS)
         self.handled_bytes = num_bytes * handled_fraction("direct", context.world_size, shares[context.rank])
         """Bytes this rank handles in a step of the whole model."""
-        capacity = context.device_type.memory_bytes
-        self._room = None if capacity is None else HeapRoom(int(MOST_OF_MEMORY * capacity))
+        self._most_bytes = int(MOST_OF_MEMORY * (context.device_type.memory_bytes or sys.maxsize))
+        self._room = HeapRoom(self._most_bytes)
         self._most_growth_bytes = 0
         self.issue_s = 0.0
         """CPU seconds of the computing thread for issuing in the last run."""
@@ -91,7 +92,6 @@ class Rehearsal:
             self.run_blocks(moves=True)
             taken.append(largest_of_ranks(context, time.perf_counter() - start))
         moves_s = min(taken) / self.num_blocks
-        capacity = context.device_type.memory_bytes
         self._most_growth_bytes = 0
         for num_samples in range(1, MOST_SAMPLES + 1 if is_busy else 1):
             before = peak_anonymous_bytes()
@@ -99,7 +99,7 @@ class Rehearsal:
             self._compute_alone()
             peak = peak_anonymous_bytes()
             self._most_growth_bytes = max(self._most_growth_bytes, peak - before)
-            if capacity is not None and peak + (peak - before) > MOST_OF_MEMORY * capacity:
+            if peak + (peak - before) > self._most_bytes:
                 break
             if min(self._compute_alone(), self._compute_alone()) > moves_s:
                 break
@@ -113,8 +113,7 @@ class Rehearsal:
 
     def run_blocks(self, *, moves: bool) -> float:
         """Go down and up through the blocks once; gives the CPU seconds of this process."""
-        if self._room is not None:
-            self._room.make(self._most_growth_bytes)
+        self._room.make(self._most_growth_bytes)
         dist.barrier(self._group)
         start = time.process_time()
         self.issue_s = self.compute_s = 0.0
