@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast, get_args
 
 from cephalo_cli.artifacts import store
 from cephalo_cli.artifacts.base import DType
+from cephalo_cli.artifacts.cluster import Cluster
 from cephalo_cli.artifacts.plan import ExpectedRank, ExpectedStep, Plan, SolverProof
 from cephalo_cli.artifacts.profile import CollectiveFit, NetworkProfile
 from cephalo_cli.costmodel import network_from_links, rank_memory, step_estimate
@@ -196,12 +197,28 @@ def _linked_anew(plan: Plan, changed: Plan) -> Plan:
     if changed.network == "ideal" or before == "ideal" or after == "ideal":
         raise UsageError("the plan's network is ideal, so its links do not enter a simulation", hint=CHANGEABLE)
     if before == after:
-        raise UsageError("other links are slower, so these do not enter a simulation", hint="change the slowest link")
+        raise UsageError(
+            "collectives wait for other links, so these do not enter a simulation",
+            hint=f"change {' and '.join(_slowest_links(plan.cluster))}",
+        )
     return changed.model_copy(update={"network": _scaled(changed.network, before, after)})
 
 
 def _links(plan: Plan) -> tuple[object, ...]:
     return (plan.cluster.network, *(node.link for node in plan.cluster.nodes))
+
+
+def _slowest_links(cluster: Cluster) -> list[str]:
+    """The links that bound collectives, as paths; a network between nodes is none where there is one node."""
+    links = {
+        f"nodes.{node.name}.link": node.link
+        for node in cluster.nodes
+        if node.link is not None and len(node.devices) > 1
+    }
+    if cluster.network != "ideal" and (len(cluster.nodes) > 1 or not links):
+        links["network"] = cluster.network
+    least = min(link.bandwidth_bytes_per_s for link in links.values())
+    return [f"{path}.bandwidth_bytes_per_s" for path, link in links.items() if link.bandwidth_bytes_per_s == least]
 
 
 def _scaled(network: NetworkProfile, before: NetworkProfile, after: NetworkProfile) -> NetworkProfile:

@@ -6,6 +6,7 @@ import pytest
 
 from cephalo_cli.artifacts import Plan
 from cephalo_cli.artifacts.plan import PlanSettings
+from cephalo_cli.artifacts.store import read
 from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.simulator import simulate, sweep
 from cephalo_cli.simulator.whatif import with_changes
@@ -180,7 +181,18 @@ def test_a_link_that_is_not_the_slowest_is_refused() -> None:
     made = make_plan(["fast"] * 4, [[1]] * 4)
     with pytest.raises(UsageError) as refusal:
         with_changes(made, ["nodes[0].link.bandwidth_bytes_per_s=8x"])
-    assert str(refusal.value) == "other links are slower, so these do not enter a simulation (change the slowest link)"
+    assert str(refusal.value) == (
+        "collectives wait for other links, so these do not enter a simulation (change "
+        "nodes.node-a.link.bandwidth_bytes_per_s and nodes.node-b.link.bandwidth_bytes_per_s and "
+        "network.bandwidth_bytes_per_s)"
+    )
+
+
+def test_a_network_that_one_node_does_not_use_is_refused_with_the_link_it_uses() -> None:
+    made = read("plans/laptop-mixed.json", Plan)
+    with pytest.raises(UsageError, match=r"\(change nodes\.laptop\.link\.bandwidth_bytes_per_s\)"):
+        with_changes(made, ["network.bandwidth_bytes_per_s=2x"])
+    assert with_changes(made, ["nodes.laptop.link.bandwidth_bytes_per_s=2x"]).expected.step_s < made.expected.step_s
 
 
 def test_links_of_an_ideal_network_are_refused() -> None:
