@@ -149,6 +149,9 @@ def _part(
         forward.append(fraction)
     moving = [_moving_s(plan, choice, times, each) for each in program.collectives]
     issue_part, stall_part = device.collective_issue_part or 0.0, device.collective_stall_part or 0.0
+    if step.name == "replicated":
+        # The profile's part is of direct sends. An all-reduce adds up in threads of its own, while compute goes on.
+        stall_part = 0.0
     return Part(
         ranks=tuple(ranks),
         choice=choice,
