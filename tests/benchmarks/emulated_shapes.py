@@ -45,10 +45,10 @@ SHAPES = {
         speeds=(0.7, 0.5, 0.3, 0.2), memory_mib=(448, 1024, 512, 448), seq_len=128, batch_size=32, about="compute-bound"
     ),
     "two-network": Shape(
-        speeds=(0.8, 0.4), memory_mib=(496, 496), seq_len=16, batch_size=4, about="communication-bound"
+        speeds=(0.8, 0.4), memory_mib=(480, 480), seq_len=16, batch_size=4, about="communication-bound"
     ),
     "three-network": Shape(
-        speeds=(0.8, 0.5, 0.3), memory_mib=(496, 496, 496), seq_len=32, batch_size=6, about="communication-bound"
+        speeds=(0.8, 0.5, 0.3), memory_mib=(480, 480, 480), seq_len=32, batch_size=6, about="communication-bound"
     ),
 }
 
