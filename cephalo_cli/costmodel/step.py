@@ -16,6 +16,7 @@ exposed first gather and last reduction added.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,9 @@ from cephalo_cli.schedule import Phase, Stage, StepStages, is_recomputed
 from cephalo_cli.units import DTYPE_BYTES
 
 __all__ = ["CollectiveTimes", "RankSeconds", "StageEstimate", "StepEstimate", "collective_times", "step_estimate"]
+
+CLEARLY = 0.05
+"""By this part of the step something takes clearly more of it than compute does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +49,7 @@ class CollectiveTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageEstimate:
-    """One stage: its time is the largest of the three."""
+    """One stage: its time is the largest of compute, copies, and collectives after what they wait for."""
 
     network_s: float
     """Gathers for the next stage and reductions of the stage before."""
@@ -53,11 +57,36 @@ class StageEstimate:
     """Compute of the slowest rank."""
     copy_s: float
     """Host copies of the slowest rank."""
+    ready_s: float = 0.0
+    """Compute of the slowest rank before the stage's collectives can begin; part of its compute."""
+
+    @property
+    def network_end_s(self) -> float:
+        """When the stage's collectives have ended."""
+        return self.ready_s + self.network_s
 
     @property
     def seconds(self) -> float:
         """Time of the stage."""
-        return max(self.network_s, self.compute_s, self.copy_s)
+        return max(self.network_end_s, self.compute_s, self.copy_s)
+
+    def divided(self) -> dict[str, float]:
+        """The stage's time by part: seconds in which several parts run side by side are divided among them.
+
+        So a part that the others outlast by a hair counts nearly as much as they do, and one that is far longer than
+        the others counts most: it is what a faster device or network would shorten. (The Shapley value of a maximum:
+        Littlechild and Owen, Management Science 20(3), 1973.)
+        """
+        parts = {"compute": self.compute_s, "network": self.network_end_s, "copy": self.copy_s}
+        shares = {"compute": self.ready_s, "network": 0.0, "copy": 0.0}
+        running, before = sorted(parts, key=lambda part: parts[part]), self.ready_s
+        while running:
+            now = max(before, parts[running[0]])
+            for part in running:
+                shares[part] += (now - before) / len(running)
+            before = now
+            running.pop(0)
+        return shares
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,13 +112,13 @@ class StepEstimate:
 
     @property
     def bound(self) -> str:
-        """What takes most of the step: compute, network, copy or optimizer."""
+        """What takes most of the step: compute unless network, copy or optimizer takes clearly more."""
         parts = {"compute": 0.0, "network": self.exposed_s, "copy": 0.0, "optimizer": self.optimizer_s}
-        for stage in self.stages:
-            seconds = {"compute": stage.compute_s, "network": stage.network_s, "copy": stage.copy_s}
-            longest = max(seconds, key=lambda part: seconds[part])
-            parts[longest] += seconds[longest]
-        return max(parts, key=lambda part: parts[part])
+        for stage, times in Counter(self.stages).items():
+            for part, seconds in stage.divided().items():
+                parts[part] += times * seconds
+        most = max(parts, key=lambda part: parts[part])
+        return most if parts[most] - parts["compute"] > CLEARLY * self.step_s else "compute"
 
 
 def collective_times(basis: Basis, step: StepStages, shares: Sequence[float]) -> CollectiveTimes:
@@ -233,5 +262,5 @@ def _replicated_step(
     all_reduces = sum(times.reduce_s[unit] for stage in reduced for unit in stage.reduce)
     last = sum(times.reduce_s[unit] for unit in reduced[-1].reduce)
     busy = max(compute + last, ready + all_reduces)
-    stage = StageEstimate(network_s=ready + all_reduces - last, compute_s=compute, copy_s=0.0)
+    stage = StageEstimate(network_s=all_reduces - last, compute_s=compute, copy_s=0.0, ready_s=ready)
     return StepEstimate(step_s=busy + optimizer, ranks=ranks, exposed_s=last, stages=(stage,), optimizer_s=optimizer)

@@ -94,7 +94,7 @@ def phases_that_wait(plan: Plan) -> Sequence[str]:
     step = plan_stages(plan)
     if plan.schedule == "replicated":  # reductions hide behind the backward of the last microbatch, or they do not
         whole = step_estimate(plan, plan_choices(plan), step).stages[0]
-        return ["backward"] if whole.network_s > whole.compute_s else ()
+        return ["backward"] if whole.network_end_s > whole.compute_s else ()
     waited = {"forward": 0.0, "backward": 0.0}
     for stage, estimate in zip(step.stages, step_estimate(plan, plan_choices(plan), step).stages, strict=True):
         phase = "forward" if stage.phase == "forward" else "backward"
@@ -118,10 +118,11 @@ def _phase_s(rank: RankPlan, phase: Phase) -> float:
 
 def _binding(plan: Plan, rank: RankPlan, waits: Sequence[str], slowest_s: Mapping[Phase, float]) -> Binding:
     fraction = rank.memory.total_bytes / rank.memory.limit_bytes
+    hidden = () if plan.schedule == "replicated" else waits  # its reductions begin after most of backward
     found: list[str] = [
         phase
         for phase, seconds in slowest_s.items()
-        if phase not in waits and seconds > 0 and _phase_s(rank, phase) >= NEAR * seconds
+        if phase not in hidden and seconds > 0 and _phase_s(rank, phase) >= NEAR * seconds
     ]
     if waits and _sets_the_pace(plan, rank):
         found.append("network")

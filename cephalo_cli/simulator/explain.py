@@ -2,7 +2,7 @@
 
 from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.artifacts.report import RankReport, Report
-from cephalo_cli.costmodel.step import step_estimate
+from cephalo_cli.costmodel.step import StepEstimate, step_estimate
 from cephalo_cli.quantities import format_bytes, format_percent, format_seconds
 from cephalo_cli.schedule import plan_stages
 from cephalo_cli.simulator.parts import Disturbance, Setting, rank_choice, setting
@@ -12,12 +12,18 @@ __all__ = ["bottleneck", "closed_form_s", "difference", "shortfalls"]
 
 TOLERANCE = 0.02
 """Relative distance from the closed form that needs no explanation."""
+VISIBLE = 0.05
+"""Part of a step from which on waiting may be what it is bound by."""
 BALANCED = 0.05
 """Ranks whose compute is this close to the busiest one's are as busy."""
 
 
-def bottleneck(report: Report) -> str:
-    """Name what the step is bound by, in one sentence, with the share of the step that it takes."""
+def bottleneck(report: Report, plan: Plan) -> str:
+    """Name what the step is bound by, in one sentence, with the share of the step that it takes.
+
+    Of ranks that compute most of the step and visibly wait for the network or for copies too, the closed form decides
+    which it is: where compute runs in the shadow of collectives that take longer, faster devices would gain nothing.
+    """
     step_s = report.step_s
     if step_s == 0:
         return "Nothing in the profile takes any time."
@@ -31,6 +37,8 @@ def bottleneck(report: Report) -> str:
         "optimizer": slowest.optimizer_s or 0.0,
     }
     most = max(parts, key=lambda part: parts[part])
+    if most == "compute" and max(parts["network"], parts["copy"]) > VISIBLE * step_s:
+        most = _estimate(plan).bound
     share = format_percent(parts[most] / step_s)
     if most == "compute":
         return _compute_bound(report, critical, share)
@@ -60,8 +68,7 @@ def shortfalls(report: Report) -> tuple[str, ...]:
 
 def closed_form_s(plan: Plan) -> float:
     """Seconds of a step by the planner's closed form, worked out again from what the plan carries."""
-    choices = [rank_choice(plan, rank) for rank in range(len(plan.ranks))]
-    return step_estimate(plan, choices, plan_stages(plan)).step_s
+    return _estimate(plan).step_s
 
 
 def difference(ready: Setting, play: StepPlay) -> str | None:
@@ -96,6 +103,11 @@ def difference(ready: Setting, play: StepPlay) -> str | None:
     off = (play.step_s - closed) / closed
     word = "longer" if off > 0 else "shorter"
     return f"The step is {format_percent(abs(off))} {word} than the plan expects, because of {'; '.join(told)}."
+
+
+def _estimate(plan: Plan) -> StepEstimate:
+    choices = [rank_choice(plan, rank) for rank in range(len(plan.ranks))]
+    return step_estimate(plan, choices, plan_stages(plan))
 
 
 def _compute_bound(report: Report, critical: RankReport, share: str) -> str:

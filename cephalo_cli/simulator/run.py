@@ -142,7 +142,7 @@ def _report(ready: Setting, play: StepPlay, inputs: Sequence[InputFile]) -> Repo
         numerics={},
         ranks=tuple(ranks[rank] for rank in range(len(plan.ranks))),
     )
-    told = {"bottleneck": explain.bottleneck(report), "difference": explain.difference(ready, play)}
+    told = {"bottleneck": explain.bottleneck(report, plan), "difference": explain.difference(ready, play)}
     return report.model_copy(update=told)
 
 

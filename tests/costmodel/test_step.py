@@ -7,7 +7,7 @@ import pytest
 
 from cephalo_cli.artifacts.plan import FsdpOptions, ScheduleName
 from cephalo_cli.costmodel.compute import copy_s, moving_s_per_byte, optimizer_s, stage_s
-from cephalo_cli.costmodel.step import collective_times
+from cephalo_cli.costmodel.step import StageEstimate, StepEstimate, collective_times
 from cephalo_cli.schedule import step_stages
 from cephalo_cli.units import model_units
 from tests.costmodel.bases import TIED_H, B, E, H, backward, basis, choice, estimate, forward, host_copy
@@ -136,6 +136,54 @@ def test_replicated(bandwidth: float, moving: float) -> None:
     by_hand = max(everything + ar[E], ready + ar[H] + ar[B] + ar[E]) + 0.03 * (E + B + H)
     got = estimate(profile, [choice("x", x, 1.0), choice("y", y, 1.0)], "replicated")
     assert got.step_s == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_reductions_that_outlast_backward_by_little_do_not_bind_a_step() -> None:
+    """A replicated step is bound by compute as long as ranks compute most of it before the first gradient is complete.
+
+    Of ten rounds only the last has reductions beside it, and these end a little later than its backward.
+    """
+    sizes = [1] * 10
+    choices = [choice("x", sizes, 1.0), choice("y", sizes, 1.0)]
+
+    def at(bandwidth: float) -> StepEstimate:
+        return estimate(basis(bandwidth=bandwidth), choices, "replicated")
+
+    got = at(10.0)
+    (stage,) = got.stages
+    assert stage.network_end_s > stage.compute_s
+    assert got.step_s == pytest.approx(stage.network_end_s + got.exposed_s + got.optimizer_s)
+    assert got.step_s / at(20.0).step_s < 1.15
+    assert got.bound == "compute"
+    assert at(0.1).bound == "network"
+
+
+@pytest.mark.parametrize(
+    ("network", "compute", "copy", "ready", "divided"),
+    [
+        (0.0, 5.0, 0.0, 0.0, (5.0, 0.0, 0.0)),
+        (6.0, 4.0, 0.0, 0.0, (2.0, 4.0, 0.0)),
+        (6.0, 4.0, 3.0, 0.0, (1.5, 3.5, 1.0)),
+        (3.0, 5.0, 0.0, 4.0, (4.5, 2.5, 0.0)),
+        (0.5, 5.0, 0.0, 4.0, (4.75, 0.25, 0.0)),
+    ],
+)
+def test_a_stage_is_divided_among_what_runs_side_by_side(
+    network: float, compute: float, copy: float, ready: float, divided: tuple[float, ...]
+) -> None:
+    stage = StageEstimate(network_s=network, compute_s=compute, copy_s=copy, ready_s=ready)
+    assert tuple(stage.divided().values()) == pytest.approx(divided)
+    assert sum(divided) == stage.seconds
+
+
+def test_compute_is_named_where_the_network_takes_hardly_more() -> None:
+    """Where both take the same, a network twice as fast gains as little as devices twice as fast."""
+
+    def bound(network_s: float) -> str:
+        stage = StageEstimate(network_s=network_s, compute_s=1.0, copy_s=0.0)
+        return StepEstimate(step_s=stage.seconds, ranks=(), exposed_s=0.0, stages=(stage,), optimizer_s=0.0).bound
+
+    assert [bound(seconds) for seconds in (0.9, 1.0, 1.04, 1.06, 2.0)] == [*["compute"] * 3, *["network"] * 2]
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from cephalo_cli.artifacts import Plan
+from cephalo_cli.artifacts.plan import ScheduleName
 from cephalo_cli.artifacts.profile import DeviceProfile
 from cephalo_cli.simulator import simulate
 from cephalo_cli.simulator.explain import closed_form_s
 from tests.simulator.plans import make_basis, make_plan
 
+NETWORK = "network.bandwidth_bytes_per_s"
 TWO: dict[str, Any] = {"devices": ["fast", "middle"], "sizes": [[4, 4], [4]]}
 
 
@@ -39,6 +41,25 @@ TWO: dict[str, Any] = {"devices": ["fast", "middle"], "sizes": [[4, 4], [4]]}
 )
 def test_the_bottleneck_in_one_sentence(options: dict[str, Any], sentence: str) -> None:
     assert re.fullmatch(sentence, simulate(make_plan(**options)).report.bottleneck or "")
+
+
+@pytest.mark.parametrize("schedule", ["layer-major", "replicated"])
+@pytest.mark.parametrize("bandwidth", [1e5, 1e6, 5e6, 1e7, 2e7, 1e8, 1e9])
+def test_plan_and_simulation_name_the_same_bottleneck(schedule: ScheduleName, bandwidth: float) -> None:
+    plan = make_plan(**TWO, schedule=schedule, bandwidth=bandwidth)
+    sentence = simulate(plan).report.bottleneck or ""
+    assert plan.expected.bound == ("compute" if sentence.startswith("Compute") else "network")
+
+
+def test_compute_in_the_shadow_of_a_slower_network_is_no_bottleneck() -> None:
+    """Ranks compute most of the step, but faster ones would not shorten it."""
+    plan = make_plan(**TWO, bandwidth=5e6)
+    report = simulate(plan).report
+    assert min(rank.compute_s for rank in report.ranks) > 0.5 * report.step_s
+    speeds = [f"devices.{device}.speed=2x" for device in ("fast", "middle")]
+    network, devices = (simulate(plan, changes=each).report.step_s for each in ([f"{NETWORK}=2x"], speeds))
+    assert network < 0.8 * devices
+    assert (report.bottleneck or "").startswith("The network: even rank")
 
 
 def test_an_optimizer_can_be_the_bottleneck() -> None:
