@@ -36,7 +36,7 @@ def infeasible(problem: Problem, reason: str | None = None) -> InfeasibleError:
         if shortage is None:
             raise AssertionError("something fits after all")
         message = _in_words(problem, shortage)
-    repair = _repair(problem)
+    repair = _smaller_reserve(problem) or _repair(problem)
     return InfeasibleError(
         message, where="no plan fits", hint=repair or f"{MOST_CARDS} more cards of a type do not suffice"
     )
@@ -49,10 +49,30 @@ def _in_words(problem: Problem, shortage: Shortage) -> str:
             f"state: the training state of {format_bytes(problem.state_bytes)} is {over} more than all ranks can hold "
             f"beside their samples; rank {shortage.rank} ({shortage.device}) has the least memory"
         )
+    limit = next(group.limit_bytes for group in problem.groups if group.name == shortage.device)
     return (
-        f"rank {shortage.rank} ({shortage.device}) is {over} over its limit; the term that breaks it is {shortage.term}"
-        f" ({TERMS[shortage.term]})"
+        f"rank {shortage.rank} ({shortage.device}) is {over} over its limit of {format_bytes(limit)}; "
+        f"the term that breaks it is {shortage.term} ({TERMS[shortage.term]})"
     )
+
+
+def _smaller_reserve(problem: Problem) -> str | None:
+    """What to look at where the reserve alone is over a rank's limit: no smaller batch and no more cards help there."""
+    settings = problem.settings
+    for group in problem.groups:
+        if group.reserve_bytes <= group.limit_bytes:
+            continue
+        capacity = problem.basis.cluster.device_types[group.name].memory_bytes or 0
+        reserve, limit, whole = (format_bytes(each) for each in (group.reserve_bytes, group.limit_bytes, capacity))
+        if settings.reserve_bytes is not None and capacity > problem.basis.devices[group.name].reserve_bytes:
+            return f"give a lower --reserve: {reserve} is more than the {limit} that a rank on {group.name} may use"
+        if group.reserve_bytes <= capacity:
+            return (
+                f"raise --memory-fraction: {settings.memory_fraction:g} of the {whole} of {group.name} is less than "
+                f"the reserve of {reserve}"
+            )
+        return f"check memory_bytes of device type {group.name}: {whole} is less than the reserve of {reserve} alone"
+    return None
 
 
 def _repair(problem: Problem) -> str | None:

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -134,9 +135,40 @@ def test_too_little_memory_names_state_bytes_and_a_card_that_repairs_it(simple_p
 
 def test_a_card_too_small_for_one_unit_is_named(simple_profile: Make) -> None:
     with pytest.raises(
-        InfeasibleError, match=r"rank 1 \(tiny\) is .* over its limit; the term that breaks it is start-up"
+        InfeasibleError, match=r"rank 1 \(tiny\) is .* over its limit of 4.39 KiB; the term that breaks it is start-up"
     ):
         make_plan(simple_profile({"a": (1, AMPLE, 1e-3), "tiny": (1, 5_000, 1e-3)}), 1)
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "settings", "hint"),
+    [
+        (24, {}, "check memory_bytes of device type tiny: 24 B is less than the reserve of 1.00 KiB alone"),
+        (
+            24,
+            {"reserve_bytes": 10**9},
+            "check memory_bytes of device type tiny: 24 B is less than the reserve of 954 MiB alone",
+        ),
+        (
+            100_000,
+            {"reserve_bytes": 10**9},
+            "give a lower --reserve: 954 MiB is more than the 87.9 KiB that a rank on tiny may use",
+        ),
+        (
+            100_000,
+            {"memory_fraction": 0.01},
+            "raise --memory-fraction: 0.01 of the 97.7 KiB of tiny is less than the reserve of 1.00 KiB",
+        ),
+    ],
+)
+def test_a_reserve_over_the_limit_is_not_repaired_with_cards(
+    simple_profile: Make, memory_bytes: int, settings: dict[str, Any], hint: str
+) -> None:
+    profile = simple_profile({"tiny": (1, memory_bytes, 1e-3), "whole": (1, AMPLE, 1e-3)})
+    devices = {name: each.model_copy(update={"reserve_bytes": 1024}) for name, each in profile.devices.items()}
+    with pytest.raises(InfeasibleError, match=r"rank 0 \(tiny\) is .* over its limit of .* is reserve") as caught:
+        make_plan(profile.model_copy(update={"devices": devices}), 2, settings=PlanSettings(**settings))
+    assert caught.value.hint == hint
 
 
 def test_the_repair_is_a_smaller_batch_that_fits(simple_profile: Make) -> None:
@@ -189,7 +221,7 @@ def test_a_time_limit_of_nothing_says_so(random_profile: Make) -> None:
 def test_a_memory_of_nothing_is_infeasible(simple_profile: Make) -> None:
     profile = simple_profile({"whole": (1, AMPLE, 1e-3), "tiny": (1, 1, 1e-3)})
     with pytest.raises(
-        InfeasibleError, match=r"rank 1 \(tiny\) is .* KiB \(\d+ bytes\) over its limit; the term .* is start-up"
+        InfeasibleError, match=r"rank 1 \(tiny\) is .* KiB \(\d+ bytes\) over its limit of 0 B; the term .* is start-up"
     ):
         make_plan(profile, 8)
     with pytest.raises(InfeasibleError, match=r"rank 0 \(whole\) is .* over its limit"):
