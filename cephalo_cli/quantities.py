@@ -17,6 +17,8 @@ __all__ = [
     "format_seconds",
     "format_share",
     "parse_bytes",
+    "parse_memory",
+    "parse_rate",
 ]
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -37,6 +39,12 @@ _SIZE_UNITS = {
 _ROUNDS_UP = 0.9995
 """From this fraction of the next unit on, three digits would show 1000."""
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)(/s)?\s*", re.ASCII)
+_BIT_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
+SMALLEST_MEMORY_BYTES = 2**20
+"""Below it a plain number is no memory of a device, but one of GiB or MiB whose unit was forgotten."""
+SMALLEST_BYTES_PER_S = 1000.0
+"""Below it a plain number is no bandwidth, but one of GB/s or MB/s whose unit was forgotten."""
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -105,6 +113,43 @@ def parse_bytes(text: str) -> int:
     if value >= 2**63:
         raise UsageError(f"{shown} is larger than any memory", hint="write it like 24GiB, 24GB or 1500000000")
     return round(value)
+
+
+def parse_memory(text: str) -> int:
+    """Read a size of a device's memory as `parse_bytes` does; a plain number below a mebibyte lacks its unit.
+
+    Raises:
+        UsageError: The text is not a size, or plainly not the size that was meant.
+    """
+    value = parse_bytes(text)
+    number = text.strip()
+    if number.replace(".", "").isdecimal() and 0 < value < SMALLEST_MEMORY_BYTES:
+        hint = "write its unit, such as 512MiB" if value > 999 else f"did you mean {number}GiB or {number}MiB?"
+        raise UsageError(f"{text!r} is {value} byte{'s' * (value > 1)}", hint=hint)
+    return value
+
+
+def parse_rate(text: str) -> float:
+    """Read a bandwidth such as ``48GB/s``, ``10Gbit/s``, ``48GB`` or ``48000000000`` as bytes a second.
+
+    Raises:
+        UsageError: The text is not a bandwidth, or plainly not the one that was meant.
+    """
+    hint = "write it like 48GB/s, 10Gbit/s or 48000000000"
+    match = _RATE.fullmatch(text)
+    unit = match[2].lower() if match else ""
+    if match is not None and unit in _BIT_UNITS and match[3]:
+        value = float(Decimal(match[1]) * _BIT_UNITS[unit] / 8)
+    elif match is not None and unit in _SIZE_UNITS and (unit or not match[3]):
+        value = float(parse_bytes(match[1] + unit))
+    else:
+        shown = repr(text if len(text) <= 40 else f"{text[:37]}...")
+        raise UsageError(f"{shown} is not a bandwidth", hint=hint)
+    if not unit and 0 < value < SMALLEST_BYTES_PER_S:
+        raise UsageError(
+            f"{text!r} is {value:g} bytes a second", hint=f"did you mean {match[1]}GB/s or {match[1]}MB/s?"
+        )
+    return value
 
 
 def _three_digits(value: float) -> str:

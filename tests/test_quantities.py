@@ -16,6 +16,8 @@ from cephalo_cli.quantities import (
     format_seconds,
     format_share,
     parse_bytes,
+    parse_memory,
+    parse_rate,
 )
 
 
@@ -68,6 +70,62 @@ def test_an_endless_size_is_cut_in_the_message() -> None:
     with pytest.raises(UsageError) as caught:
         parse_bytes("9" * 5000 + "GB")
     assert caught.value.message == f"'{'9' * 37}...' is larger than any memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1", "'1' is 1 byte (did you mean 1GiB or 1MiB?)"),
+        ("2", "'2' is 2 bytes (did you mean 2GiB or 2MiB?)"),
+        ("1.5", "'1.5' is 2 bytes (did you mean 1.5GiB or 1.5MiB?)"),
+        ("1048575", "'1048575' is 1048575 bytes (write its unit, such as 512MiB)"),
+        ("24G", "'24G' is not a size (write it like 24GiB, 24GB or 1500000000)"),
+    ],
+)
+def test_memory_whose_unit_was_forgotten_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_memory(text)
+    assert str(caught.value) == message
+
+
+def test_memory_that_is_meant_is_taken() -> None:
+    assert [parse_memory(text) for text in ("0", "512KiB", "3B", "1048576")] == [0, 2**19, 3, 2**20]
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [
+        ("48GB/s", 48e9),
+        ("1.5 GiB/s", 1.5 * 2**30),
+        ("10Gbit/s", 1.25e9),
+        ("800 kbit/s", 1e5),
+        ("48GB", 48e9),
+        ("1000", 1000.0),
+        ("5B/s", 5.0),
+        ("0", 0.0),
+    ],
+)
+def test_bandwidths_people_write(text: str, bytes_per_s: float) -> None:
+    assert parse_rate(text) == bytes_per_s
+
+
+@pytest.mark.parametrize("text", ["", "fast", "48G", "48/s", "10Gbit", "10Gbps", "-1GB/s", "48GB/h", "1e9"])
+def test_what_is_no_bandwidth_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_rate(text)
+    assert str(caught.value) == f"{text!r} is not a bandwidth (write it like 48GB/s, 10Gbit/s or 48000000000)"
+
+
+def test_a_bandwidth_whose_unit_was_forgotten_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_rate("48")
+    assert str(caught.value) == "'48' is 48 bytes a second (did you mean 48GB/s or 48MB/s?)"
+
+
+@given(st.floats(1e3, 1e18))
+def test_a_formatted_bandwidth_reads_back_within_its_digits(bytes_per_s: float) -> None:
+    text = format_rate(bytes_per_s, "B")
+    assert abs(parse_rate(text) - bytes_per_s) <= 0.0051 * bytes_per_s
 
 
 @given(st.integers(0, 2**63 - 1))

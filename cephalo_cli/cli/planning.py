@@ -195,12 +195,12 @@ class Question:
         return min(int(self.keep_unsharded), LARGEST_INTEGER)
 
     def _reserve_bytes(self) -> int | None:
-        from cephalo_cli.quantities import parse_bytes
+        from cephalo_cli.quantities import parse_memory
 
         if self.reserve is None:
             return None
         try:
-            return parse_bytes(self.reserve)
+            return parse_memory(self.reserve)
         except UsageError as error:
             error.where = "--reserve"
             raise

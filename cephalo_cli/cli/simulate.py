@@ -21,7 +21,8 @@ NAME = "simulate"
 SUMMARY = "Play a plan's step out before anything runs."
 EXAMPLES = (
     "cephalo simulate plans/laptop-mixed.json --plot step.png -o simulated.json",
-    "cephalo simulate plans/home-lab.json --sweep network.bandwidth_bytes_per_s=1x,2x,10x",
+    "cephalo simulate plans/home-lab.json --sweep nodes.tower.link.bandwidth_bytes_per_s=1x,2x,10x",
+    "cephalo simulate plans/laptop-mixed.json --set devices.cpu-80.speed=2x --straggler 3:1.3",
 )
 
 
@@ -35,7 +36,8 @@ def command(
         typer.Option(
             "--set",
             metavar="PATH=VALUE",
-            help="What if: network.bandwidth_bytes_per_s=2x, device_types.p40.memory_bytes=48GiB. May be repeated.",
+            help="What if: devices.p40.speed=2x, device_types.p40.memory_bytes=48GiB,"
+            " nodes.tower.link.bandwidth_bytes_per_s=48GB/s (of plans/home-lab.json). May be repeated.",
         ),
     ] = None,
     sweep: Annotated[

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,17 +33,17 @@ class _Miss:
     """What could have stood where the wrong key stands."""
 
 
-def find(document: dict[str, Any], path: str, *, inside: Sequence[str], hint: str) -> Place:
+def find(document: dict[str, Any], path: str, *, inside: Sequence[str], hint: Callable[[str | None], str]) -> Place:
     """Find a value from the document's root, or else from one of the objects in it.
 
     Args:
         document: Nested objects and lists.
         path: Keys joined by dots; a place in a list is a number, ``[number]`` or the name of what stands there.
         inside: Keys of the root whose objects a path may start from.
-        hint: What to say when nothing resembles the path.
+        hint: Says what to do instead, given the path with its first wrong key corrected, if anything resembles it.
 
     Raises:
-        UsageError: There is no such value; the message names the nearest.
+        UsageError: There is no such value.
     """
     keys = _INDEX.sub(r".\1", path).split(".")
     misses: list[_Miss] = []
@@ -55,8 +55,8 @@ def find(document: dict[str, Any], path: str, *, inside: Sequence[str], hint: st
     furthest = max(misses, key=lambda miss: miss.depth)
     known = [key for miss in misses if miss.depth == furthest.depth for key in miss.known]
     near = difflib.get_close_matches(keys[furthest.depth], known, n=1, cutoff=0.5)
-    meant = ".".join([*keys[: furthest.depth], *near, *keys[furthest.depth + 1 :]])
-    raise UsageError(f"the plan has no value {path!r}", hint=f"did you mean {meant!r}?" if near else hint)
+    corrected = ".".join([*keys[: furthest.depth], *near, *keys[furthest.depth + 1 :]])
+    raise UsageError("the plan has no such value", hint=hint(corrected if near else None))
 
 
 def _walk(node: Any, keys: Sequence[str], full: list[str]) -> Place | _Miss:

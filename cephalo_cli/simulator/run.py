@@ -79,11 +79,16 @@ def simulate(
     slow = dict(stragglers or {})
     for rank, factor in slow.items():
         if not 0 <= rank < len(plan.ranks):
-            raise UsageError(f"there is no rank {rank}", hint=f"the plan has ranks 0 to {len(plan.ranks) - 1}")
+            hint = f"the plan has ranks 0 to {len(plan.ranks) - 1}"
+            raise UsageError(f"there is no rank {rank}", where="--straggler", hint=hint)
         if not 1 <= factor <= SLOWEST:
-            raise UsageError(f"factor {factor:g} of rank {rank} must be between 1 and {SLOWEST:g}", hint="such as 1.3")
+            raise UsageError(
+                f"factor {factor:g} of rank {rank} must be between 1 and {SLOWEST:g}",
+                where="--straggler",
+                hint="such as 1.3",
+            )
     if not 0 <= jitter_sigma <= 2:
-        raise UsageError(f"jitter {jitter_sigma:g} must be between 0 and 2", hint="0.05 is a noisy machine")
+        raise UsageError(f"--jitter is {jitter_sigma:g}, expected 0 to 2", hint="0.05 is a noisy machine")
     ready = setting(changed, Disturbance(jitter_sigma=jitter_sigma, seed=seed, stragglers=slow))
     play, all_step_s = steady_step(ready)
     told = [*changes, *(f"straggler {rank}:{factor:g}" for rank, factor in sorted(slow.items()))]
@@ -102,7 +107,13 @@ def sweep(
         UsageError: ``values`` cannot be read, or as `simulate`.
         ArtifactError: As `simulate`.
     """
-    return [(change, simulate(plan, changes=[*changes, change], inputs=inputs)) for change in parse_sweep(values)]
+    with_changes(plan, changes)
+    swept = parse_sweep(values)
+    try:
+        return [(change, simulate(plan, changes=[*changes, change], inputs=inputs)) for change in swept]
+    except UsageError as error:  # what was changed besides is sound
+        error.where = error.where and error.where.replace("--set", "--sweep")
+        raise
 
 
 def _report(ready: Setting, play: StepPlay, inputs: Sequence[InputFile]) -> Report:

@@ -3,8 +3,10 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -33,6 +35,20 @@ def test_examples_parse(example: str) -> None:
     command = typer.main.get_group(app).commands[name]
     context = command.make_context(name, words)
     assert context.params
+
+
+def test_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the commands that take seconds; the README's commands plan, measure, train and export."""
+    shutil.copytree("plans", tmp_path / "plans")
+    for name in ("old.json", "new.json"):
+        shutil.copy("plans/laptop-mixed.json", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    simulated = ("simulate", "plans/laptop-mixed.json", "-q", "-o", "measured.json")
+    assert cephalo(*simulated).code == 0
+    for module in (simulate, show, catalog):
+        for example in module.EXAMPLES:
+            ran = cephalo(*shlex.split(example)[1:])
+            assert (example, ran.code) == (example, 0), ran.err
 
 
 def test_the_first_page_names_stages_environment_and_exit_codes() -> None:

@@ -241,6 +241,11 @@ MISTAKES: dict[str, tuple[tuple[str, ...], int, str]] = {
         2,
         "--reserve: '24G' is not a size (write it like 24GiB, 24GB or 1500000000)",
     ),
+    "a reserve without its unit": (
+        ("plan", PROFILE, "-b", "8", "--reserve", "2"),
+        2,
+        "--reserve: '2' is 2 bytes (did you mean 2GiB or 2MiB?)",
+    ),
     "a percentage for a fraction": (
         ("plan", PROFILE, "-b", "8", "--memory-fraction", "90"),
         2,
@@ -299,12 +304,43 @@ MISTAKES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a misspelt device in --set": (
         ("simulate", PLAN, "--set", "device_types.cpu-8.memory_bytes=1GiB"),
         2,
-        "the plan has no value 'device_types.cpu-8.memory_bytes' (did you mean 'device_types.cpu-80.memory_bytes'?)",
+        (
+            "--set device_types.cpu-8.memory_bytes: the plan has no such value"
+            " (did you mean 'device_types.cpu-80.memory_bytes'?)"
+        ),
+    ),
+    "a link that one node has not": (
+        ("simulate", PLAN, "--set", "network.bandwidth=2x"),
+        2,
+        (
+            "--set network.bandwidth: the plan has no such value"
+            " (did you mean 'nodes.laptop.link.bandwidth_bytes_per_s'?)"
+        ),
+    ),
+    "a bandwidth of no unit in a sweep": (
+        ("simulate", PLAN, "--sweep", "nodes.laptop.link.bandwidth_bytes_per_s=1x,48"),
+        2,
+        ("--sweep nodes.laptop.link.bandwidth_bytes_per_s: '48' is 48 bytes a second (did you mean 48GB/s or 48MB/s?)"),
+    ),
+    "a factor that is none": (
+        ("simulate", PLAN, "--straggler", "1:slow"),
+        2,
+        "--straggler: '1:slow' is not RANK:FACTOR (write it like 3:1.3)",
+    ),
+    "jitter in percent": (
+        ("simulate", PLAN, "--jitter", "5"),
+        2,
+        "--jitter is 5, expected 0 to 2 (0.05 is a noisy machine)",
+    ),
+    "words for jitter": (
+        ("simulate", PLAN, "--jitter", "some"),
+        2,
+        "--jitter is some, expected a number (cephalo simulate --help lists the options)",
     ),
     "a rank that is not there": (
         ("simulate", PLAN, "--straggler", "4:2"),
         2,
-        "there is no rank 4 (the plan has ranks 0 to 3)",
+        "--straggler: there is no rank 4 (the plan has ranks 0 to 3)",
     ),
     "an option of a command given to none": (
         ("--json",),

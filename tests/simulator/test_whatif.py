@@ -5,20 +5,23 @@ from typing import Any
 import pytest
 
 from cephalo_cli.artifacts import Plan
+from cephalo_cli.artifacts.cluster import Link
 from cephalo_cli.artifacts.plan import PlanSettings
 from cephalo_cli.artifacts.store import read
 from cephalo_cli.errors import ArtifactError, UsageError
 from cephalo_cli.simulator import simulate, sweep
+from cephalo_cli.simulator.changeable import changeable
 from cephalo_cli.simulator.whatif import with_changes
 from tests.simulator.plans import make_plan
 
-CHANGEABLE = (
-    "what can be changed, where the plan has it: network.bandwidth_bytes_per_s, nodes.NAME.link.latency_s, "
-    "device_types.TYPE.memory_bytes, devices.TYPE.speed, settings.memory_fraction, and of microbatch-major plans "
-    "fsdp.keeps_gathered and fsdp.reduces_every_microbatch"
+THIS_PLAN_HAS = (
+    "this plan has network.{bandwidth_bytes_per_s, latency_s};"
+    " network.{all_gather, reduce_scatter}.{bandwidth_bytes_per_s, latency_s};"
+    " device_types.{fast, middle}.memory_bytes;"
+    " devices.{fast, middle}.{speed, optimizer_s_per_parameter, collective_compute_s_per_byte, reserve_bytes,"
+    " host_copy.to_device_bytes_per_s, host_copy.to_host_bytes_per_s, host_copy.latency_s};"
+    " settings.{memory_fraction, reserve_bytes}"
 )
-SPEED_HINT = "devices.fast.speed=2x makes its compute twice as fast"
-FORM_HINT = "write it like network.bandwidth_bytes_per_s=2x, or 48GiB for sizes"
 SLOW_NETWORK: dict[str, Any] = {"bandwidth": 1e7, "host_rate": 1e8}
 
 
@@ -121,84 +124,169 @@ def test_a_sweep_is_one_run_a_value() -> None:
     [
         (
             "network.bandwidth",
-            f"'network.bandwidth' is not PATH=VALUE ({FORM_HINT})",
+            (
+                "--set: 'network.bandwidth' is not PATH=VALUE"
+                " (write it like devices.TYPE.speed=2x, or device_types.TYPE.memory_bytes=48GiB)"
+            ),
         ),
         (
             "network.bandwith_bytes_per_s=2x",
-            "the plan has no value 'network.bandwith_bytes_per_s' (did you mean 'network.bandwidth_bytes_per_s'?)",
+            (
+                "--set network.bandwith_bytes_per_s: the plan has no such value"
+                " (did you mean 'network.bandwidth_bytes_per_s'?)"
+            ),
         ),
         (
             "device_types.fats.memory_bytes=1GiB",
-            "the plan has no value 'device_types.fats.memory_bytes' (did you mean 'device_types.fast.memory_bytes'?)",
+            (
+                "--set device_types.fats.memory_bytes: the plan has no such value"
+                " (did you mean 'device_types.fast.memory_bytes'?)"
+            ),
         ),
         (
             "nodes.node-aa.link.latency_s=2x",
-            "the plan has no value 'nodes.node-aa.link.latency_s' (did you mean 'nodes.node-a.link.latency_s'?)",
+            "--set nodes.node-aa.link.latency_s: the plan has no such value (did you mean 'network.latency_s'?)",
+        ),
+        (
+            "nodes.node-a.link.latency_s=2x",
+            (
+                "--set nodes.node-a.link.latency_s: does not enter a simulation"
+                " (change network.latency_s: collectives wait for it)"
+            ),
         ),
         (
             "device_types.fast.price_per_hour=2x",
-            f"the plan has no value 'device_types.fast.price_per_hour' ({CHANGEABLE})",
+            f"--set device_types.fast.price_per_hour: the plan has no such value ({THIS_PLAN_HAS})",
         ),
         (
             "device_types.fast.peak_flops.float32=2x",
-            f"device_types.fast.peak_flops.float32 does not enter a simulation ({SPEED_HINT})",
+            (
+                "--set device_types.fast.peak_flops.float32: does not enter a simulation"
+                " (devices.fast.speed=2x makes its compute twice as fast)"
+            ),
         ),
         (
             "device_types.fast.backend=cuda",
-            f"device_types.fast.backend is not a number ({CHANGEABLE})",
+            f"--set device_types.fast.backend: is not a number ({THIS_PLAN_HAS})",
         ),
         (
             "devices.fats.speed=2x",
-            "devices.fats.speed does not enter a simulation (the plan uses fast, middle)",
+            "--set devices.fats.speed: does not enter a simulation (the plan uses fast, middle)",
         ),
-        ("devices.fast.speed=0", "devices.fast.speed must be above 0 (such as 2x)"),
-        ("devices.fast.speed=quick", "'quick' is not a number (write a number, or a factor like 2x)"),
+        ("devices.fast.speed=0", "--set devices.fast.speed: must be above 0 (such as 2x)"),
+        (
+            "devices.fast.speed=quick",
+            "--set devices.fast.speed: 'quick' is not a number (write a number, or a factor like 2x)",
+        ),
         (
             "network.latency_s=0.5x,1x",
-            "'0.5x,1x' is not a number (write a number, or a factor like 2x)",
+            "--set network.latency_s: '0.5x,1x' is not a number (write a number, or a factor like 2x)",
         ),
         (
             "device_types.fast.memory_bytes=12 apples",
-            "'12 apples' is not a size (write it like 24GiB, 24GB or 1500000000)",
+            "--set device_types.fast.memory_bytes: '12 apples' is not a size (write it like 24GiB, 24GB or 1500000000)",
+        ),
+        (
+            "device_types.fast.memory_bytes=48",
+            "--set device_types.fast.memory_bytes: '48' is 48 bytes (did you mean 48GiB or 48MiB?)",
+        ),
+        (
+            "network.bandwidth_bytes_per_s=48 furlongs",
+            (
+                "--set network.bandwidth_bytes_per_s: '48 furlongs' is not a bandwidth"
+                " (write it like 48GB/s, 10Gbit/s or 48000000000)"
+            ),
         ),
         (
             "settings.reserve_bytes=2x",
-            "settings.reserve_bytes has no value to multiply (give a number)",
+            "--set settings.reserve_bytes: has no value to multiply (give a number)",
         ),
         (
             "global_batch_size=2x",
-            f"global_batch_size does not enter a simulation ({CHANGEABLE})",
+            f"--set global_batch_size: does not enter a simulation ({THIS_PLAN_HAS})",
         ),
     ],
 )
 def test_changes_that_make_no_sense_are_refused(change: str, message: str) -> None:
+    assert refusal_of(plan(peak_flops=20e9), change) == message
+
+
+def refusal_of(made: Plan, change: str) -> str:
     with pytest.raises(UsageError) as refusal:
-        with_changes(plan(peak_flops=20e9), [change])
-    assert str(refusal.value) == message
+        with_changes(made, [change])
+    return str(refusal.value)
 
 
 def test_a_link_that_is_not_the_slowest_is_refused() -> None:
     made = make_plan(["fast"] * 4, [[1]] * 4)
-    with pytest.raises(UsageError) as refusal:
-        with_changes(made, ["nodes[0].link.bandwidth_bytes_per_s=8x"])
-    assert str(refusal.value) == (
-        "collectives wait for other links, so these do not enter a simulation (change "
-        "nodes.node-a.link.bandwidth_bytes_per_s and nodes.node-b.link.bandwidth_bytes_per_s and "
-        "network.bandwidth_bytes_per_s)"
+    assert refusal_of(made, "nodes[0].link.bandwidth_bytes_per_s=8x") == (
+        "--set: these links do not enter a simulation (change nodes.node-a.link.bandwidth_bytes_per_s and "
+        "nodes.node-b.link.bandwidth_bytes_per_s and network.bandwidth_bytes_per_s: collectives wait for them)"
     )
 
 
 def test_a_network_that_one_node_does_not_use_is_refused_with_the_link_it_uses() -> None:
     made = read("plans/laptop-mixed.json", Plan)
-    with pytest.raises(UsageError, match=r"\(change nodes\.laptop\.link\.bandwidth_bytes_per_s\)"):
-        with_changes(made, ["network.bandwidth_bytes_per_s=2x"])
+    assert refusal_of(made, "network.bandwidth_bytes_per_s=2x") == (
+        "--set network.bandwidth_bytes_per_s: does not enter a simulation"
+        " (change nodes.laptop.link.bandwidth_bytes_per_s: collectives wait for it)"
+    )
+    for misspelt in ("network.bandwidth", "nodes.laptop.link.bandwith", "network.bandwith_bytes_per_s"):
+        assert refusal_of(made, f"{misspelt}=2x") == (
+            f"--set {misspelt}: the plan has no such value (did you mean 'nodes.laptop.link.bandwidth_bytes_per_s'?)"
+        )
     assert with_changes(made, ["nodes.laptop.link.bandwidth_bytes_per_s=2x"]).expected.step_s < made.expected.step_s
 
 
+def test_a_plan_without_links_says_why_and_what_works() -> None:
+    measured = plan()
+    unlinked = measured.model_copy(update={"cluster": measured.cluster.model_copy(update={"network": "ideal"})})
+    assert refusal_of(unlinked, "network.bandwidth_bytes_per_s=2x") == (
+        "--set network.bandwidth_bytes_per_s: the plan has no such value (its cluster names no links; what can be"
+        " changed are the times of its collectives: network.all_gather.bandwidth_bytes_per_s and"
+        " network.reduce_scatter.bandwidth_bytes_per_s)"
+    )
+    faster = [f"network.{name}.bandwidth_bytes_per_s=2x" for name in ("all_gather", "reduce_scatter")]
+    assert with_changes(unlinked, faster).expected.step_s < measured.expected.step_s
+    alone = make_plan(["fast"], [[2, 2]])
+    assert refusal_of(alone, "network.bandwidth_bytes_per_s=2x").endswith("(one rank has no collectives)")
+    assert refusal_of(alone, "network.all_gather.latency_s=2x").endswith("(one rank has no collectives)")
+
+
 def test_links_of_an_ideal_network_are_refused() -> None:
-    made = plan(network="ideal")
-    with pytest.raises(UsageError, match="the plan's network is ideal, so its links do not enter a simulation"):
-        with_changes(made, ["nodes.node-a.link.latency_s=2x"])
+    assert refusal_of(plan(network="ideal"), "nodes.node-a.link.latency_s=2x") == (
+        "--set nodes.node-a.link.latency_s: does not enter a simulation"
+        " (its network is ideal: collectives take no time)"
+    )
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        read("plans/laptop-mixed.json", Plan),
+        read("plans/home-lab.json", Plan),
+        make_plan(["fast"], [[2]]),
+        make_plan(["fast"] * 4, [[1]] * 4),
+        make_plan(["fast", "middle"], [[1], [1]], network="ideal"),
+        make_plan(["fast", "middle"], [[2, 2], [2]], schedule="microbatch-major", strategy="fsdp"),
+    ],
+    ids=["laptop-mixed", "home-lab", "one rank", "two nodes", "ideal network", "fsdp"],
+)
+def test_every_path_that_a_plan_is_said_to_have_is_taken(made: Plan) -> None:
+    words = {"fsdp.reduce_dtype": "float32", "fsdp.keeps_gathered": "true", "fsdp.reduces_every_microbatch": "true"}
+    sizes = {"settings.reserve_bytes": "2MiB"}
+    places = changeable(made)
+    assert "settings" in places
+    for place, keys in places.items():
+        for key in keys:
+            path = f"{place}.{key}"
+            with_changes(made, [f"{path}={(words | sizes).get(path, '1x')}"])
+
+
+@pytest.mark.parametrize("bandwidth", ["10GB/s", "10 gb/s", "80Gbit/s", "10GB", "10000000000"])
+def test_bandwidths_are_read_as_they_are_printed(bandwidth: str) -> None:
+    changed = with_changes(plan(), [f"network.bandwidth_bytes_per_s={bandwidth}"])
+    assert changed.cluster.network == Link(bandwidth_bytes_per_s=1e10, latency_s=changed.cluster.network.latency_s)  # type: ignore[union-attr]
 
 
 def test_values_out_of_range_are_refused_with_their_path() -> None:
@@ -211,7 +299,16 @@ def test_values_out_of_range_are_refused_with_their_path() -> None:
 def test_a_sweep_with_a_missing_value_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
         sweep(plan(), text)
-    assert str(refusal.value) == f"a value is missing in {text!r} (write it like network.latency_s=1x,2x,4x)"
+    assert str(refusal.value) == (
+        "--sweep network.latency_s: a value is missing (write it like network.latency_s=1x,2x,4x)"
+    )
+
+
+def test_a_value_in_a_sweep_is_refused_in_its_name() -> None:
+    for changes, option in (((), "--sweep"), (("network.latency_s=fast",), "--set")):
+        with pytest.raises(UsageError) as refusal:
+            sweep(plan(), "network.latency_s=1x,fast", changes=changes)
+        assert str(refusal.value).startswith(f"{option} network.latency_s: 'fast' is not a number")
 
 
 def test_fsdp_that_keeps_its_units_gathers_half_as_often_and_holds_them_all() -> None:
@@ -234,13 +331,16 @@ def test_fsdp_that_keeps_its_units_gathers_half_as_often_and_holds_them_all() ->
         (
             "layer-major",
             "fsdp.keeps_gathered=true",
-            "fsdp.keeps_gathered does not enter a simulation of schedule layer-major (plan with --strategy fsdp)",
+            (
+                "--set fsdp.keeps_gathered: does not enter a simulation of schedule layer-major"
+                " (plan with --strategy fsdp)"
+            ),
         ),
-        ("microbatch-major", "fsdp.keeps_gathered=1", "fsdp.keeps_gathered is '1', expected true, false"),
+        ("microbatch-major", "fsdp.keeps_gathered=1", "--set fsdp.keeps_gathered: found '1', expected true, false"),
         (
             "microbatch-major",
             "fsdp.reduce_dtype=int8",
-            "fsdp.reduce_dtype is 'int8', expected float32, bfloat16, float16, float64",
+            "--set fsdp.reduce_dtype: found 'int8', expected float32, bfloat16, float16, float64",
         ),
     ],
 )
