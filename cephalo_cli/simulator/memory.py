@@ -89,14 +89,18 @@ class Terms:
 
 
 def moments(setting: Setting, play: StepPlay, part_play: PartPlay) -> Iterator[Moment]:
-    """Walk through a rank's step; every change of its memory is one moment, in order of time."""
+    """Walk through a rank's step; every change of its memory is one moment, in order of time.
+
+    The first is the moment when the first rank begins: state and reserve are there while a late rank is not ready yet.
+    """
     part = part_play.part
     buffers = _Buffers(setting, part)
     saved = _Saved(setting, part)
+    begins_s = min(each.ready_s for each in play.parts)
     yield Moment(
-        time_s=part_play.ready_s,
+        time_s=begins_s,
         label="start",
-        buffers_bytes=buffers.num_bytes(part_play.ready_s),
+        buffers_bytes=buffers.num_bytes(begins_s),
         working_bytes=0.0,
         saved_bytes=0.0,
     )

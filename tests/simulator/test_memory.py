@@ -55,6 +55,23 @@ def test_memory_returns_to_the_state_and_reserve() -> None:
         assert peak == run.report.ranks[rank].peak_memory_bytes
 
 
+def test_state_and_reserve_are_there_before_a_late_rank_is_ready() -> None:
+    plan = make_plan(**(THREE | {"schedule": "replicated", "shares": None}))
+    optimizers = {
+        name: each.model_copy(update={"optimizer_s_per_parameter": each.optimizer_s_per_parameter * factor})
+        for factor, (name, each) in enumerate(plan.devices.items(), start=1)
+    }
+    run = simulate(plan.model_copy(update={"devices": optimizers}))
+    begins = [min(event.start_s for event in run.timeline.events if event.rank == rank) for rank in range(3)]
+    assert max(begins) > min(begins) == 0
+    for rank in range(3):
+        first = next(sample for sample in run.timeline.memory if sample.rank == rank)
+        planned = plan.ranks[rank].memory
+        assert first.time_s == 0
+        assert first.bytes_by_term["state"] == planned.state_bytes
+        assert first.bytes_by_term["reserve"] == planned.reserve_bytes
+
+
 def test_a_plan_that_does_not_fit_says_where_when_and_by_how_much() -> None:
     plan = make_plan(**THREE, settings=PlanSettings(memory_fraction=0.01), memory_bytes=1_100_000_000)
     run = simulate(plan)
