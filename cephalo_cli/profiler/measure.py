@@ -20,8 +20,9 @@ from cephalo_cli.profiler.measure_device import host_copy, optimizer_s_per_param
 from cephalo_cli.profiler.measure_moving import Moving
 from cephalo_cli.profiler.measure_network import Measured, measure_network
 from cephalo_cli.profiler.measure_timing import compute_clock, microbatch_sizes
-from cephalo_cli.profiler.measure_units import Curves, UnitRunner, measure_units
+from cephalo_cli.profiler.measure_units import Curves, measure_units
 from cephalo_cli.profiler.memory import Attention, UnitMemory, memory_curve
+from cephalo_cli.profiler.unit_runner import UnitRunner
 from cephalo_cli.runtime.device import device_identity
 from cephalo_cli.runtime.heap import trim_heap
 from cephalo_cli.runtime.launch import RankEnvironment, run_ranks

@@ -37,7 +37,8 @@ def optimizer_s_per_parameter(
 ) -> float:
     """Measure the optimizer step on shards: the gradient's norm, its scaling, and AdamW.
 
-    The shards are those of an equal split, one tensor a unit, as long as they take at most ``most_bytes``.
+    The shards are those of an equal split, one tensor a unit, as long as they take at most ``most_bytes``. One rank
+    alone also clears its gradients, once a step; with more, that is part of what collectives cost.
     """
     state_dtype = torch.promote_types(getattr(torch, dtype), torch.float32)
     sizes = [max(1, unit.num_parameters // num_ranks) for unit in model_units(model)]
@@ -56,6 +57,9 @@ def optimizer_s_per_parameter(
                 if shard.grad is not None:
                     shard.grad.mul_(0.5)
             adamw.step()
+            for shard in shards if num_ranks == 1 else ():
+                if shard.grad is not None:
+                    shard.grad.zero_()
         seconds.append(clock() - start)
     return median(seconds[1:]) / sum(sizes)
 

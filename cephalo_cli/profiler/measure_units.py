@@ -1,29 +1,26 @@
 """Measures forward and backward of every unit kind on one device, and the memory they take."""
 
+import itertools
 import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
-from torch import nn
 
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import UnitKind, UnitProfile
-from cephalo_cli.models import DropoutKey, build_unit, initialise_
-from cephalo_cli.profiler.inputs import random_batch
 from cephalo_cli.profiler.measure_timing import Clock, Point, Samples, Sweep, oddities, spread
 from cephalo_cli.profiler.memory import UnitMemory
-from cephalo_cli.runtime.device import MemoryMeter
+from cephalo_cli.profiler.unit_runner import UnitRunner, UnitWorkload
+from cephalo_cli.runtime.device import MemoryMeter, cache_bytes
 from cephalo_cli.runtime.heap import anonymous_bytes, trim_heap
-from cephalo_cli.units import trained_sizes, unit_of_kind
+from cephalo_cli.units import model_units
 
-__all__ = ["Curves", "UnitRunner", "UnitWorkload", "measure_units"]
+__all__ = ["Curves", "measure_units", "num_copies"]
 
 Curves = Mapping[UnitKind, Mapping[int, UnitMemory]]
 """Memory of every kind at every microbatch size."""
@@ -33,121 +30,11 @@ MOST_FILLED = 0.95
 CPU_HEAP_FACTOR = 2.0
 """What a CPU process is taken to hold for a tensor's byte before it was measured, see `_Peaks` (seen: up to 1.8)."""
 SEED = 0
-"""Weights and inputs are random; their values do not matter."""
+"""Of the places of inputs."""
 LARGEST_PADDING_BYTES = 2**16
 """Inputs lie elsewhere in every pass: in one place short work took up to 20 % longer, a whole profile long."""
-
-
-class UnitRunner:
-    """One unit's module on flat buffers, as training has it.
-
-    The module's parameters are views of one buffer in the compute dtype. Gradients of those that are trained accumulate
-    in one buffer in the state dtype (at least float32): in place where the dtypes agree, else by an addition after
-    every microbatch.
-    """
-
-    def __init__(self, model: Model, kind: UnitKind, dtype: torch.dtype, device: torch.device) -> None:
-        self.kind = kind
-        self._model = model
-        self._device = device
-        self._dtype = dtype
-        with torch.device("meta"):
-            self.module = build_unit(model, kind)
-        self.tied: nn.Parameter | None = None
-        if kind == "head" and model.tie_embeddings:
-            self.tied = nn.Parameter(torch.empty(model.vocab_size or 0, model.hidden_size, device=device, dtype=dtype))
-        self._grads: list[tuple[nn.Parameter, torch.Tensor]] = []
-        self._place()
-
-    @torch.no_grad()
-    def _place(self) -> None:
-        shapes = {name: parameter.shape for name, parameter in self.module.named_parameters()}
-        trained = trained_sizes(self._model, self.kind)
-        size = sum(shape.numel() for shape in shapes.values())
-        self.flat = flat = torch.empty(size, dtype=self._dtype, device=self._device)
-        state_dtype = torch.promote_types(self._dtype, torch.float32)
-        self.flat_grad = torch.zeros(sum(trained.values()), dtype=state_dtype, device=self._device)
-        start = grad_start = 0
-        for name, shape in shapes.items():
-            stop = start + shape.numel()
-            owner, _, leaf = name.rpartition(".")
-            parameter = nn.Parameter(flat[start:stop].view(shape), requires_grad=name in trained)
-            self.module.get_submodule(owner).register_parameter(leaf, parameter)
-            if name in trained:
-                grad_stop = grad_start + shape.numel()
-                self._grads.append((parameter, self.flat_grad[grad_start:grad_stop].view(shape)))
-                grad_start = grad_stop
-            start = stop
-        initialise_(self.module, self._model, unit_of_kind(self._model, self.kind), SEED)
-        if self.tied is not None:
-            self.tied.normal_(std=0.02)
-            self.tied.requires_grad_("matrix" in trained_sizes(self._model, "embedding"))
-            if self.tied.requires_grad:
-                self._grads.append((self.tied, torch.zeros_like(self.tied, dtype=state_dtype)))
-        for parameter, grad in self._grads:
-            if grad.dtype == parameter.dtype:
-                parameter.grad = grad
-
-    def inputs(self, microbatch: int, seq_len: int) -> tuple[tuple[Any, ...], torch.Tensor]:
-        """What the unit is called with, and the gradient of its output."""
-        model, device = self._model, self._device
-        batch = random_batch(model, microbatch, seq_len, device)
-        key = DropoutKey(seed=SEED, step=0, unit=0, samples=batch.samples) if model.dropout else None
-        shape = (microbatch, model.tokens_per_sample(seq_len), model.hidden_size)
-        if self.kind == "embedding":
-            return (batch, key), torch.randn(shape, dtype=self._dtype, device=device)
-        x_BTD = torch.randn(shape, dtype=self._dtype, device=device).requires_grad_()
-        if self.kind == "block":
-            return (x_BTD, batch, key), torch.randn(shape, dtype=self._dtype, device=device)
-        loss_dtype = torch.promote_types(self._dtype, torch.float32)
-        scale = torch.full((), 1.0 / batch.targets.numel(), dtype=loss_dtype, device=device)
-        return (x_BTD, batch) if self.tied is None else (x_BTD, batch, self.tied), scale
-
-    def gradients(self) -> list[torch.Tensor]:
-        """Where gradients accumulate."""
-        return [grad for _, grad in self._grads]
-
-    @torch.no_grad()
-    def fold_gradients(self) -> None:
-        """Add what a backward left in the compute dtype to the gradients."""
-        for parameter, grad in self._grads:
-            if parameter.grad is not grad and parameter.grad is not None:
-                grad.add_(parameter.grad)
-                parameter.grad = None
-
-
-@dataclass
-class UnitWorkload:
-    """A unit and what it is called with."""
-
-    runner: UnitRunner
-    arguments: tuple[Any, ...]
-    gradient: torch.Tensor
-    compute: Callable[[], AbstractContextManager[None]]
-
-    on_close: Callable[[], None]
-    output: torch.Tensor | None = None
-
-    def forward(self) -> None:
-        """Run the forward pass, keeping what backward needs."""
-        with self.compute():
-            self.output = self.runner.module(*self.arguments)
-
-    def backward(self) -> None:
-        """Run the backward pass of the last forward and add to the gradients."""
-        if self.output is None:
-            raise AssertionError("a backward follows a forward")
-        with self.compute():
-            if self.output.requires_grad:  # that of a frozen embedding does not
-                torch.autograd.backward((self.output,), (self.gradient,))
-            self.runner.fold_gradients()
-            self.output = None
-            if isinstance(self.arguments[0], torch.Tensor):
-                self.arguments[0].grad = None
-
-    def close(self) -> None:
-        """Take note of the memory it took."""
-        self.on_close()
+COPIES_PART = 0.05
+"""Of a device's memory that copies of one unit may take, see `num_copies`."""
 
 
 class _Peaks:
@@ -248,16 +135,26 @@ def measure_units(
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
     runners = {kind: UnitRunner(model, kind, torch_dtype, device) for kind in curves}
+    model_bytes = torch_dtype.itemsize * sum(unit.num_parameters + unit.num_trained for unit in model_units(model))
+    turns = {}
+    for kind, runner in runners.items():
+        copies = num_copies(
+            own_bytes=runner.num_bytes,
+            model_bytes=model_bytes,
+            cache_bytes=cache_bytes(device),
+            spare_bytes=model_bytes if capacity_bytes is None else int(COPIES_PART * capacity_bytes),
+        )
+        more = (UnitRunner(model, kind, torch_dtype, device) for _ in range(copies - 1))
+        turns[kind] = itertools.cycle([runner, *more])
     peaks = _Peaks(device)
     places = random.Random(SEED)  # noqa: S311 - no secret
 
     def make(point: Point) -> UnitWorkload:
         close = peaks.start(point)
-        runner = runners[point.kind]
         padding = torch.empty(places.randrange(1, LARGEST_PADDING_BYTES), dtype=torch.uint8, device=device)
-        arguments, gradient = runner.inputs(point.microbatch, seq_len)
+        arguments, gradient = runners[point.kind].inputs(point.microbatch, seq_len)
         del padding
-        return UnitWorkload(runner, arguments, gradient, compute, close)
+        return UnitWorkload(turns[point.kind], arguments, gradient, compute, close)
 
     sweep = Sweep(make, clock, is_out_of_memory=_is_out_of_memory, after_warm_up=peaks.stop, on_pass=on_pass)
     occupied = anonymous_bytes() if device.type == "cpu" else torch.accelerator.memory_allocated(device)
@@ -276,6 +173,22 @@ def measure_units(
     if wall > 1.15 * device_s:
         sweep.flags["block"].append(f"the host was busy: the wall clock ran {wall / device_s:.2f} times the device's")
     return {kind: _unit_profile(kind, samples, curves, sweep.flags[kind], peaks) for kind in curves}
+
+
+def num_copies(*, own_bytes: int, model_bytes: int, cache_bytes: int, spare_bytes: int) -> int:
+    """How many of a unit are run in turn, so that each is pushed out of the device's cache as in a step.
+
+    A unit that runs again and again finds its weights and gradients in the cache; in a step they come from memory, but
+    for a model that fits in the cache as a whole. For a block of 14 MB and 64 tokens that is a tenth of its time.
+
+    Args:
+        own_bytes: Weights and gradients of the unit.
+        model_bytes: Those of the whole model.
+        cache_bytes: Size of the cache.
+        spare_bytes: Memory that further copies may take.
+    """
+    between_bytes = min(cache_bytes, model_bytes - own_bytes, spare_bytes)
+    return 1 + max(0, between_bytes // max(1, own_bytes))
 
 
 def _unit_profile(

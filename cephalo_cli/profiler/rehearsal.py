@@ -14,7 +14,7 @@ from cephalo_cli.artifacts.profile import UnitKind
 from cephalo_cli.costmodel.network import handled_fraction
 from cephalo_cli.layout import shard_ranges
 from cephalo_cli.profiler.measure_timing import largest_of_ranks
-from cephalo_cli.profiler.measure_units import UnitRunner
+from cephalo_cli.profiler.unit_runner import UnitRunner
 from cephalo_cli.runtime.collectives import BufferLayout, Pending, ShardedCollectives
 from cephalo_cli.runtime.heap import HeapRoom, peak_anonymous_bytes
 from cephalo_cli.runtime.process import ProcessContext

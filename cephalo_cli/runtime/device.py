@@ -20,7 +20,15 @@ from cephalo_cli.artifacts.profile import Identity
 from cephalo_cli.errors import UsageError
 from cephalo_cli.runtime.heap import allocated_bytes, peak_anonymous_bytes, reset_peak_anonymous_bytes
 
-__all__ = ["DeviceClock", "MemoryMeter", "device_identity", "driver_version", "synchronise", "torch_device"]
+__all__ = [
+    "DeviceClock",
+    "MemoryMeter",
+    "cache_bytes",
+    "device_identity",
+    "driver_version",
+    "synchronise",
+    "torch_device",
+]
 
 TORCH_TYPES: dict[Backend, str] = {"rocm": "cuda"}
 """Backends that torch calls something else; ROCm devices answer to ``cuda``."""
@@ -103,6 +111,20 @@ class MemoryMeter:
         if self._device.type == "cpu":
             return allocated_bytes()
         return int(torch.accelerator.memory_allocated(self._device))
+
+
+def cache_bytes(device: torch.device, root: Path = Path("/")) -> int:
+    """Size of the device's largest cache: what Linux says of its CPUs, or torch of an accelerator; 0 if neither does.
+
+    Args:
+        device: The device.
+        root: Where ``sys`` lies.
+    """
+    if device.type != "cpu":
+        properties = getattr(torch.get_device_module(device), "get_device_properties", lambda _: None)(device)
+        return int(getattr(properties, "L2_cache_size", 0))
+    sizes = [path.read_text().strip() for path in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size")]
+    return max((int(size.removesuffix("K")) * 2**10 for size in sizes if size.endswith("K")), default=0)
 
 
 def device_identity(device: torch.device, device_type: DeviceType) -> Identity:

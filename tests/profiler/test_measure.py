@@ -1,4 +1,5 @@
 import contextlib
+import itertools
 import json
 import time
 
@@ -8,8 +9,9 @@ import torch
 from cephalo_cli.artifacts import Cluster, Model, Profile
 from cephalo_cli.errors import UsageError
 from cephalo_cli.profiler import profile_cluster
-from cephalo_cli.profiler.measure_units import UnitRunner, UnitWorkload, measure_units
+from cephalo_cli.profiler.measure_units import measure_units, num_copies
 from cephalo_cli.profiler.memory import UnitMemory
+from cephalo_cli.profiler.unit_runner import UnitRunner, UnitWorkload
 from cephalo_cli.runtime.cgroup import find_home
 
 CPU = torch.device("cpu")
@@ -102,7 +104,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 def test_gradients_accumulate_in_float32_whatever_computes(kind: str, dtype: torch.dtype) -> None:
     runner = UnitRunner(MODEL, kind, dtype, CPU)  # type: ignore[arg-type]  # pytest gives a str
     arguments, gradient = runner.inputs(2, 16)
-    work = UnitWorkload(runner, arguments, gradient, contextlib.nullcontext, lambda: None)
+    work = UnitWorkload(itertools.repeat(runner), arguments, gradient, contextlib.nullcontext, lambda: None)
     grads = runner.gradients()
     work.forward()
     work.backward()
@@ -132,3 +134,36 @@ def test_sizes_that_would_fill_the_memory_are_not_tried() -> None:
     )
     assert units["block"].microbatch == (1, 2)
     assert units["block"].flags[0] == "ended before microbatch 4: it would fill the memory"
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("own", "model", "cache", "spare", "copies"),
+    [
+        (14, 100, 32, 100, 3),  # 28 MiB of others, then the first again: the cache held 32
+        (40, 400, 32, 400, 1),  # pushes itself out
+        (4, 12, 32, 12, 3),  # the whole model stays in the cache, as it does in a step
+        (14, 100, 32, 20, 2),  # little memory
+        (14, 100, 0, 100, 1),  # nothing is known of a cache
+        (14, 14, 32, 14, 1),
+    ],
+)
+def test_a_unit_runs_in_turn_with_copies_that_push_it_out_of_the_cache(
+    own: int, model: int, cache: int, spare: int, copies: int
+) -> None:
+    found = num_copies(own_bytes=own * MIB, model_bytes=model * MIB, cache_bytes=cache * MIB, spare_bytes=spare * MIB)
+    assert found == copies
+
+
+def test_each_run_uses_the_next_copy_and_leaves_its_gradient_there() -> None:
+    runners = [UnitRunner(MODEL, "block", torch.float32, CPU) for _ in range(2)]
+    arguments, gradient = runners[0].inputs(1, 16)
+    work = UnitWorkload(itertools.cycle(runners), arguments, gradient, contextlib.nullcontext, lambda: None)
+    work.forward()
+    work.backward()
+    assert [bool(runner.flat_grad.any()) for runner in runners] == [True, False]
+    work.forward()
+    work.backward()
+    torch.testing.assert_close(runners[1].flat_grad, runners[0].flat_grad)

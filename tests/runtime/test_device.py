@@ -7,7 +7,14 @@ import torch
 from cephalo_cli.artifacts import Cluster
 from cephalo_cli.artifacts.cluster import DeviceType
 from cephalo_cli.errors import UsageError
-from cephalo_cli.runtime.device import DeviceClock, MemoryMeter, device_identity, driver_version, torch_device
+from cephalo_cli.runtime.device import (
+    DeviceClock,
+    MemoryMeter,
+    cache_bytes,
+    device_identity,
+    driver_version,
+    torch_device,
+)
 from cephalo_cli.runtime.places import device_index, num_threads
 from cephalo_cli.runtime.process import process_group_backend
 
@@ -115,6 +122,15 @@ def test_the_kernel_tells_the_drivers_version(tmp_path: Path, file: str, text: s
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(text)
     assert driver_version(object(), tmp_path) == version
+
+
+def test_the_largest_cache_counts_and_none_where_the_kernel_names_none(tmp_path: Path) -> None:
+    assert cache_bytes(CPU, tmp_path) == 0
+    for index, size in enumerate(("48K", "1024K", "32768K")):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}"
+        folder.mkdir(parents=True)
+        (folder / "size").write_text(f"{size}\n")
+    assert cache_bytes(CPU, tmp_path) == 32 * 2**20
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a device")
