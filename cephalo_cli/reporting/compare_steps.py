@@ -1,7 +1,7 @@
 """Plans and reports of one job side by side: step, throughput, and each rank's compute, wait and memory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cephalo_cli.artifacts import Plan, Report
 from cephalo_cli.reporting.sheet import Column, Kind, Part, Sheet, Value, merged
@@ -108,6 +108,7 @@ def _planned(plan: Plan, name: str) -> Side:
 
 def step_sheets(sides: Sequence[Side]) -> list[Part]:
     """Compare at least two sides; the first is what the others are measured against."""
+    sides = _with_limits(sides)
     parts: list[Part] = [_overview(sides)]
     if len({len(each.ranks) for each in sides}) > 1:
         return parts
@@ -118,6 +119,25 @@ def step_sheets(sides: Sequence[Side]) -> list[Part]:
     parts.append(_per_rank("wait_s", "wait", "seconds", sides, lambda rank: rank.wait_s))
     parts.append(_per_rank("memory_bytes", "peak memory", "bytes", sides, lambda rank: rank.memory_bytes))
     return parts
+
+
+def _with_limits(sides: Sequence[Side]) -> list[Side]:
+    """Give ranks whose side does not know what they may use the limit that another side of the same job knows."""
+    filled = []
+    for each in sides:
+        alike = [
+            other.ranks
+            for other in sides
+            if other.job == each.job and [rank.device for rank in other.ranks] == [rank.device for rank in each.ranks]
+        ]
+        ranks = [
+            replace(rank, limit_bytes=next((known for ranks in alike if (known := ranks[number].limit_bytes)), None))
+            if rank.limit_bytes is None
+            else rank
+            for number, rank in enumerate(each.ranks)
+        ]
+        filled.append(replace(each, ranks=tuple(ranks)))
+    return filled
 
 
 def _races(sides: Sequence[Side]) -> tuple[str, ...]:

@@ -347,3 +347,18 @@ def test_a_model_says_what_few_models_have() -> None:
     text = printed(artifact_tables(model))
     for words in ("stretched positions  linear, 4 times", "sliding window       512", "not trained          block.0.*"):
         assert words in text
+
+
+def test_a_measured_run_is_as_full_as_the_limit_of_its_plan_says() -> None:
+    plan = small_plan()
+    report = measured(simulate(plan).report)
+    steps = compare([report, plan], ["measured.json", "plan.json"]).rows["steps"]
+    assert isinstance(steps, list)
+    most = max(
+        mine.peak_memory_bytes / rank.memory.limit_bytes for mine, rank in zip(report.ranks, plan.ranks, strict=True)
+    )
+    assert steps[0]["peak_memory_fraction"] == pytest.approx(most)
+    other = report.model_copy(update={"cluster_name": "another"})
+    steps = compare([other, plan], ["measured.json", "plan.json"]).rows["steps"]
+    assert isinstance(steps, list)
+    assert steps[0]["peak_memory_fraction"] is None
