@@ -38,6 +38,10 @@ class RoundCosts(ABC):
         """Sums of two costs that one more microbatch takes."""
 
     @abstractmethod
+    def counts_of(self, fewest: int, most: int) -> tuple[int, int]:
+        """The least and the largest number of microbatches of so many samples."""
+
+    @abstractmethod
     def exactly(self, count: int) -> Floats:
         """F_k."""
 
@@ -84,25 +88,34 @@ class AnySizes(RoundCosts):
         seconds: c by size, from 0 on.
         penalty_s: p by size, from 0 on.
         fits: Which sizes may be used.
+        useful: Which sizes are worth using.
     """
 
-    def __init__(self, seconds: Floats, penalty_s: Floats, fits: Mask) -> None:
+    def __init__(self, seconds: Floats, penalty_s: Floats, fits: Mask, useful: Mask) -> None:
         super().__init__(seconds, penalty_s)
-        self.allowed = np.flatnonzero(fits[1:]) + 1
-        self.up_to_largest = np.arange(1, self.allowed.max(initial=0) + 1)
+        self.allowed = np.flatnonzero((fits & useful)[1:]) + 1
+        largest = int(np.flatnonzero(fits).max(initial=0))
+        self.up_to_largest = np.flatnonzero(useful[1 : largest + 1]) + 1
         none = np.full(self.most + 1, np.inf)
         none[0] = 0.0
         self.tables = [none]
         self.open_tables: list[Floats] = []
-        self.known: dict[int, Ints] = {}
+        self.known: dict[bytes, Ints] = {}
         self.effort = (self.most + 1) * len(self.allowed)
+
+    def counts_of(self, fewest: int, most: int) -> tuple[int, int]:
+        """The least and the largest number of microbatches of so many samples."""
+        if not len(self.up_to_largest):
+            return 0, 0
+        return -(-fewest // int(self.up_to_largest[-1])), most // int(self.up_to_largest[0])
 
     def _before(self, sizes: Ints) -> Ints:
         """Samples before a size is added, shape (samples, sizes); ``most + 1`` where there are none."""
-        if len(sizes) not in self.known:
+        key = sizes.tobytes()
+        if key not in self.known:
             before = np.arange(self.most + 1)[:, None] - sizes[None, :]
-            self.known[len(sizes)] = np.where(before < 0, self.most + 1, before)
-        return self.known[len(sizes)]
+            self.known[key] = np.where(before < 0, self.most + 1, before)
+        return self.known[key]
 
     def _extended(self, table: Floats, sizes: Ints) -> Floats:
         """Costs of samples by the size that is added to a table, shape (samples, sizes)."""
@@ -183,6 +196,10 @@ class OneSize(RoundCosts):
             - (0.0 if ends else self.penalty_s[0])
             for ends in (False, True)
         )
+
+    def counts_of(self, fewest: int, most: int) -> tuple[int, int]:
+        """The least and the largest number of microbatches of so many samples."""
+        return -(-fewest // self.size), -(-most // self.size)
 
     def exactly(self, count: int) -> Floats:
         """F_k."""
