@@ -15,18 +15,31 @@ can still reach one of them within the window.
 """
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from cephalo_cli.planner.arrays import Floats, Ints, Mask
+from cephalo_cli.planner.lines import Line
 from cephalo_cli.planner.options import SAME, Listing, Window, undominated
+from cephalo_cli.planner.search import Effort
 from cephalo_cli.planner.sizes import MICROBATCHES, SizeCosts
 
 __all__ = ["list_exactly"]
 
+CALL, ENTRY = 600, 30
+"""Effort of extending a list, and of every entry that is extended."""
+
 
 def list_exactly(
-    listing: Listing, targets: Ints, least: Floats, window: Window, *, deadline: float | None = None
+    listing: Listing,
+    targets: Ints,
+    least: Floats,
+    window: Window,
+    lines: Sequence[Line] = (),
+    *,
+    deadline: float | None = None,
+    effort: Effort | None = None,
 ) -> bool:
     """Add every undominated option with one of the target numbers of samples that the window admits.
 
@@ -35,20 +48,26 @@ def list_exactly(
         targets: Samples to list, increasing.
         least: Lower bounds of the additive costs by samples, shape (samples + 1, columns).
         window: What is worth keeping.
+        lines: What an option must obey to be so.
         deadline: `time.monotonic` after which to stop.
+        effort: How much to do before stopping likewise.
 
     Returns:
         Whether the list is complete.
     """
     costs, most = listing.costs, int(targets[-1])
-    table = _Table(listing, targets, least, window)
+    effort = effort or Effort()
+    table = _Table(listing, targets, least, window, lines)
     wanted = set(targets.tolist())
     for size in range(1, min(costs.max_size, most) + 1):
+        if not table.may_use(size):
+            continue
         rises = costs.beside_bytes[size] >= costs.beside_bytes[1 : size + 1].max()
         for samples in range(size, most + 1):
-            if deadline is not None and time.monotonic() > deadline:
-                return False
             if len(table.vectors[samples - size]):
+                effort.spend(CALL + ENTRY * len(table.vectors[samples - size]))
+                if effort.left < 0 or (deadline is not None and time.monotonic() > deadline):
+                    return False
                 vectors, entries = table.extend(samples, size, keep_dominated=not rises)
                 if samples in wanted and len(entries):
                     listing.add(np.full(len(entries), samples, dtype=np.int64), size, vectors, entries)
@@ -58,8 +77,8 @@ def list_exactly(
 class _Table:
     """``table_s[b]`` of the note, grown size by size."""
 
-    def __init__(self, listing: Listing, targets: Ints, least: Floats, window: Window) -> None:
-        self.listing, self.window, self.targets = listing, window, targets
+    def __init__(self, listing: Listing, targets: Ints, least: Floats, window: Window, lines: Sequence[Line]) -> None:
+        self.listing, self.window, self.targets, self.lines = listing, window, targets, lines
         self.kinds = listing.costs.num_kinds
         self.rest = least[:, : self.kinds]
         self.matters = _matters(listing.costs, int(targets[-1]), window)
@@ -67,13 +86,26 @@ class _Table:
         self.vectors = [np.zeros((1 if samples == 0 else 0, width)) for samples in range(int(targets[-1]) + 1)]
         self.entries = [np.zeros(len(vectors), dtype=np.int64) for vectors in self.vectors]
 
+    def may_use(self, size: int) -> bool:
+        """Whether an option of some target may have a microbatch of a size."""
+        targets = self.targets[self.targets >= size]
+        one = self.listing.costs.additive[size : size + 1]
+        return bool(self._open(size, one, targets).any())
+
+    def _open(self, samples: int, done: Floats, targets: Ints) -> Mask:
+        """Which prefixes may become an option of which target, shape (prefixes, targets)."""
+        reached = done[:, None, : self.kinds] + self.rest[targets - samples][None]
+        found = np.asarray(self.window.admits(reached))
+        for line in self.lines:
+            found &= line.open(samples, done, targets)
+        return found
+
     def extend(self, samples: int, size: int, *, keep_dominated: bool) -> tuple[Floats, Ints]:
         """Add one microbatch of a size; returns ``exact_s[b]`` and its entries."""
         # Only what the rest of some target can still complete within the window is kept.
         candidates = self.vectors[samples - size] + self.listing.costs.additive[size]
-        rest = self.rest[self.targets[self.targets >= samples] - samples]
-        reached = candidates[:, None, : self.kinds] + rest[None]
-        good = np.asarray(self.window.admits(reached).any(axis=1))
+        targets = self.targets[self.targets >= samples]
+        good = np.asarray(self._open(samples, candidates, targets).any(axis=1))
         good[good] = undominated(candidates[good][:, self.matters])
         old = self.vectors[samples]
         worse = np.zeros(len(candidates), dtype=bool)

@@ -6,7 +6,8 @@
    `team_search` where shares act on compute). Their best plan is the new budget: an option that alone takes longer is
    out.
 3. Search the lower bounds for the limits that any better plan needs. Below those all options are alike, which closes
-   nearly all of them; where bound and concrete option still differ, list the options exactly (`microbatches`).
+   nearly all of them; where bound and concrete option still differ, `lines` rule out what no better plan
+   has, and what is left is listed exactly (`microbatches`).
 4. Search what is listed. Nothing is left out, so the result is the optimum.
 """
 
@@ -17,29 +18,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cephalo_cli.costmodel import RankChoice, step_estimate
-from cephalo_cli.planner.arrays import Floats
-from cephalo_cli.planner.bounds import Bounds, bound_options, open_samples
+from cephalo_cli.planner.bounds import Bounds, bound_options
 from cephalo_cli.planner.frugal import state_fits
-from cephalo_cli.planner.limit_search import TOLERANCE, LimitSearch
-from cephalo_cli.planner.microbatches import list_exactly
-from cephalo_cli.planner.options import (
-    Listing,
-    Options,
-    Window,
-    join_options,
-    without_dominated,
-)
+from cephalo_cli.planner.limit_search import LimitSearch
+from cephalo_cli.planner.options import Options, Window, without_dominated
 from cephalo_cli.planner.place import place_shares
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.reach import least_s, least_stages_s, reaches, stage_floors
-from cephalo_cli.planner.search import Effort, Found, Search
+from cephalo_cli.planner.search import Effort, Found
+from cephalo_cli.planner.settle import Settled, needed_limits, searcher, settle
 from cephalo_cli.planner.shares import ROUNDING, ShareLimits
-from cephalo_cli.planner.team_search import TeamSearch
 from cephalo_cli.planner.teams import relax, root_teams
 from cephalo_cli.planner.tidy import tidy
 
-__all__ = ["Outcome", "Solution", "improve", "placed_solution", "solve"]
+__all__ = ["LISTING", "Outcome", "Solution", "improve", "placed_solution", "solve"]
 
+LISTING = 2e7
+"""Effort of listing after which the best plan so far is taken, unless the search is thorough: about two seconds."""
 
 BELOW_BEST = (0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
 """Distances to the best plan at which a quick bound is tried."""
@@ -97,26 +92,28 @@ def improve(
         return none
     bounds = _bounds(problem, window)
     if not problem.shares_cost_compute:
-        needed = _needed(problem, bounds, known, window=window, deadline=deadline)
+        needed = needed_limits(problem, bounds, known, window=window, deadline=deadline)
         if needed is None:
             return none
         window = replace(window, floors_s=needed, flat_s=needed)
     concrete = [without_dominated(bound.concrete, window.flat_s) for bound in bounds]
-    search = _searcher(problem, concrete, deadline, known, effort)
+    search = searcher(problem, concrete, deadline, known, effort)
     search.run()
     if search.best is None:
         raise AssertionError("a search does not lose its plan")
-    settled: _Settled | None = None
+    settled: Settled | None = None
     if not search.timed_out:
-        closer = replace(window, budget_s=search.best.limits.step_s - problem.least_exposed_s)
-        settled = _settle(problem, bounds, concrete, search.best, window=closer, deadline=deadline, effort=effort)
+        listing = math.inf if effort.left == math.inf else LISTING
+        settled = settle(
+            problem, bounds, concrete, search.best, window=window, deadline=deadline, effort=effort, listing=listing
+        )
     if settled is None or not settled.proven:
         best = search.best if settled is None else settled.found
-        lower = least_s(problem)
+        lower = least_s(problem) if settled is None else max(least_s(problem), settled.lower_bound_s)
         if bounded:
             lower = max(lower, _quick_bound(problem, bounds, best.limits.step_s, window))
         options = concrete if settled is None else settled.options
-        settled = _Settled(options=options, found=best, lower_bound_s=lower, proven=False)
+        settled = Settled(options=options, found=best, lower_bound_s=lower, proven=False)
     if settled.found is known:
         return Outcome(solution=None, lower_bound_s=known_s if settled.proven else settled.lower_bound_s)
     solution = _solution(problem, settled)
@@ -147,12 +144,13 @@ def _none_below(problem: Problem, relaxed: Sequence[Options], step_s: float) -> 
     return LimitSearch(problem, relaxed, best=target).needed() is None
 
 
-def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
+def solve(problem: Problem, deadline: float | None = None, *, listing: float = math.inf) -> Solution | None:
     """Find the best layer-major plan.
 
     Args:
         problem: The problem.
         deadline: `time.monotonic` at which to stop with the best plan so far.
+        listing: How much (`search.Effort`) to list for the proof once a good plan is known.
 
     Returns:
         The best plan; None where no plan fits, or none was found in time.
@@ -163,7 +161,7 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
         window = _window(problem, budgets.pop(0))
         bounds = _bounds(problem, window)
         concrete = [without_dominated(bound.concrete, window.flat_s) for bound in bounds]
-        search = _searcher(problem, concrete, deadline, None)
+        search = searcher(problem, concrete, deadline, None)
         bound = search.run()
         if search.best is None:
             if search.timed_out or (budgets == [math.inf] and not state_fits(problem)):
@@ -171,25 +169,15 @@ def solve(problem: Problem, deadline: float | None = None) -> Solution | None:
             continue
         spent = search.best.limits.step_s - problem.least_exposed_s
         if search.timed_out:
-            stopped = _Settled(options=concrete, found=search.best, lower_bound_s=min(least, bound), proven=False)
+            stopped = Settled(options=concrete, found=search.best, lower_bound_s=min(least, bound), proven=False)
             return _solution(problem, stopped)
         if spent <= window.budget_s:
-            window = replace(window, budget_s=spent)
-            settled = _settle(problem, bounds, concrete, search.best, window=window, deadline=deadline)
-            unsettled = _Settled(options=concrete, found=search.best, lower_bound_s=least, proven=False)
-            return _solution(problem, settled or unsettled)
+            settled = settle(problem, bounds, concrete, search.best, window=window, deadline=deadline, listing=listing)
+            if not settled.proven:
+                settled = replace(settled, lower_bound_s=max(least, settled.lower_bound_s))
+            return _solution(problem, settled)
         budgets = [spent * (1.0 + ROUNDING)]
     return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Settled:
-    """The best plan of some options, and what is proven of it."""
-
-    options: Sequence[Options]
-    found: Found
-    lower_bound_s: float
-    proven: bool
 
 
 def _window(problem: Problem, budget_s: float) -> Window:
@@ -212,65 +200,7 @@ def _bounds(problem: Problem, window: Window) -> list[Bounds]:
     ]
 
 
-def _needed(
-    problem: Problem, bounds: Sequence[Bounds], best: Found, *, window: Window, deadline: float | None
-) -> Floats | None:
-    """Limits by kind that every plan better than the best one needs; None where there is no such plan."""
-    relaxed = [without_dominated(bound.relaxed, window.flat_s) for bound in bounds]
-    return LimitSearch(problem, relaxed, deadline, best).needed()
-
-
-def _settle(
-    problem: Problem,
-    bounds: Sequence[Bounds],
-    concrete: list[Options],
-    best: Found,
-    *,
-    window: Window,
-    deadline: float | None,
-    effort: Effort | None = None,
-) -> _Settled | None:
-    """Prove the best plan of the concrete options, or find a better one among all; None where time is up before."""
-    best_s = best.limits.step_s
-    proven = _Settled(options=concrete, found=best, lower_bound_s=best_s * (1.0 - TOLERANCE), proven=True)
-    if not problem.shares_cost_compute:
-        needed = _needed(problem, bounds, best, window=window, deadline=deadline)
-        if needed is None:
-            return proven
-        window = replace(window, floors_s=needed, flat_s=needed)
-    listed = []
-    for bound, known in zip(bounds, concrete, strict=True):
-        parts = [known]
-        for family, costs, least in zip(known.group.families, bound.costs, bound.least, strict=True):
-            targets = open_samples(bound, family, window)
-            if len(targets):
-                listing = Listing(group=known.group, family=family, costs=costs, history=bound.history)
-                if not list_exactly(listing, targets, least, window, deadline=deadline):
-                    return None
-                parts.append(listing.options(problem))
-        listed.append(without_dominated(join_options(parts), window.flat_s) if len(parts) > 1 else known)
-    if all(now is before for now, before in zip(listed, concrete, strict=True)):
-        return proven
-    search = _searcher(problem, listed, deadline, best, effort)
-    lower = search.run()
-    if search.best is None:
-        raise AssertionError("a search does not lose its plan")
-    options = concrete if search.best is best else listed
-    return _Settled(options=options, found=search.best, lower_bound_s=lower, proven=not search.timed_out)
-
-
-def _searcher(
-    problem: Problem,
-    options: Sequence[Options],
-    deadline: float | None,
-    best: Found | None,
-    effort: Effort | None = None,
-) -> Search:
-    kind = TeamSearch if problem.shares_cost_compute else LimitSearch
-    return kind(problem, options, deadline, best, effort or Effort())
-
-
-def _solution(problem: Problem, settled: _Settled) -> Solution:
+def _solution(problem: Problem, settled: Settled) -> Solution:
     options, found = settled.options, settled.found
     if not problem.shares_cost_compute:
         found = tidy(problem, options, found)

@@ -28,7 +28,7 @@ from cephalo_cli.planner.groups import DeviceGroup, partial_counts
 from cephalo_cli.planner.problem import Problem, Space, make_problem
 from cephalo_cli.planner.reach import least_s
 from cephalo_cli.planner.search import Effort
-from cephalo_cli.planner.solve import Solution, improve, solve
+from cephalo_cli.planner.solve import LISTING, Solution, improve, solve
 
 __all__ = ["best_plan", "widest"]
 
@@ -76,7 +76,7 @@ def best_plan(problem: Problem, deadline: float | None = None, *, thorough: bool
     Returns:
         The best plan; None where no plan fits, or none was found in time.
     """
-    base = solve(problem, deadline)
+    base = solve(problem, deadline, listing=math.inf if thorough else LISTING)
     least, most = _range(problem)
     if least == most and not _is_partial(problem):
         return base
