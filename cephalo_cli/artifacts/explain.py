@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from cephalo_cli.artifacts.base import DIGEST_PATTERN, VERSION_PATTERN, Envelope
 from cephalo_cli.artifacts.faults import FieldPath, MisfitError, field_path, nearest, shown
+from cephalo_cli.artifacts.plausible import plain_number
 from cephalo_cli.errors import ArtifactError
 
 __all__ = ["refuse"]
@@ -73,6 +74,7 @@ def refuse(error: ValidationError, kind: type[Envelope], document: dict[str, Any
         message = f"found {shown(fault.found)}, expected {fault.expected}"
         if isinstance(fault.found, str):
             hint = nearest(fault.found, re.findall(r"'([^']+)'", fault.expected))
+            hint = hint or plain_number(fault.path, fault.found)
     raise ArtifactError(message, where=place, hint=hint) from error
 
 

@@ -22,6 +22,7 @@ from cephalo_cli.artifacts.explain import refuse
 from cephalo_cli.artifacts.faults import nearest, one_of, shown
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.plan import Plan
+from cephalo_cli.artifacts.plausible import refuse_forgotten_units
 from cephalo_cli.artifacts.profile import Profile
 from cephalo_cli.artifacts.report import Report
 from cephalo_cli.errors import ArtifactError
@@ -110,11 +111,14 @@ def loads(raw: bytes, *, where: str) -> Envelope:
         raise ArtifactError(f"{found}, expected {one_of(KINDS)}", where=f"{where}: kind", hint=hint)
     document = _upgrade(document, where)
     try:
-        return KINDS[kind].model_validate_json(json.dumps(document))
+        artifact = KINDS[kind].model_validate_json(json.dumps(document))
     except ValidationError as error:
         refuse(error, KINDS[kind], document, where)
     except RecursionError as error:
         raise ArtifactError("is nested too deeply for an artifact", where=where) from error
+    if isinstance(artifact, Cluster):  # what is made from one carries it along
+        refuse_forgotten_units(artifact, where)
+    return artifact
 
 
 def dumps(artifact: Envelope) -> str:

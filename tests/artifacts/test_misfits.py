@@ -78,6 +78,51 @@ MISFITS: list[tuple[str, dict[str, Any], str]] = [
         "f: device_types.big.emulated_speed: is only for backend 'cpu', found backend \"cuda\"",
     ),
     (
+        "memory without its unit",
+        changed("cluster", "device_types", "big", "memory_bytes", to=24),
+        "f: device_types.big.memory_bytes: found 24, expected bytes, at least 1048576 (24 GiB are 25769803776)",
+    ),
+    (
+        "a bandwidth without its unit",
+        changed("cluster", "network", "bandwidth_bytes_per_s", to=48),
+        (
+            "f: network.bandwidth_bytes_per_s: found 48.0, expected bytes a second, at least 1000"
+            " (48 GB/s are 48000000000)"
+        ),
+    ),
+    (
+        "a link to the host without its unit",
+        changed("cluster", "device_types", "big", "host_link", "bandwidth_bytes_per_s", to=31.5),
+        (
+            "f: device_types.big.host_link.bandwidth_bytes_per_s: found 31.5, expected bytes a second, at least 1000"
+            " (31.5 GB/s are 31500000000)"
+        ),
+    ),
+    (
+        "a peak without its unit",
+        changed("cluster", "device_types", "big", "peak_flops", to={"float32": 82.6}),
+        (
+            "f: device_types.big.peak_flops.float32: found 82.6, expected operations a second, at least 1000000"
+            " (82.6 TFLOP/s are 82600000000000)"
+        ),
+    ),
+    (
+        "memory in words",
+        changed("cluster", "device_types", "big", "memory_bytes", to="24GiB"),
+        (
+            'f: device_types.big.memory_bytes: found "24GiB", expected a whole number'
+            " (bytes, without a unit: 25769803776)"
+        ),
+    ),
+    (
+        "a bandwidth in words",
+        changed("cluster", "nodes", 0, "link", "bandwidth_bytes_per_s", to="48GB/s"),
+        (
+            'f: nodes[0].link.bandwidth_bytes_per_s: found "48GB/s", expected a number'
+            " (bytes a second, without a unit: 48000000000)"
+        ),
+    ),
+    (
         "heads that do not divide",
         changed("model", "num_heads", to=3),
         "f: hidden_size: found 8, expected a multiple of num_heads, which is 3",
