@@ -16,7 +16,7 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import DeviceType
 from cephalo_cli.artifacts.profile import Profile, UnitKind
 from cephalo_cli.catalog.coefficients import Coefficients, coefficients
-from cephalo_cli.profiler.attention import attention_of, published_attention
+from cephalo_cli.profiler.attention import attention_by, kernels_of, published_attention
 from cephalo_cli.profiler.roofline import Work, unit_seconds, unit_work
 
 __all__ = ["COEFFICIENTS", "calibrated", "fit", "stacked"]
@@ -95,7 +95,7 @@ def _same_device(device: DeviceType, name: str, measured: Profile) -> str | None
 def _refit(before: Coefficients, device: DeviceType, name: str, measured: Profile) -> Coefficients:
     profile = measured.devices[name]
     if profile.method == "measured":
-        attention = attention_of(measured.model, device, measured.dtype)
+        attention = attention_by(kernels_of(device), measured.model, measured.dtype, measured.seq_len)
     else:
         attention = published_attention(measured.model, device)
     kinds: tuple[UnitKind, ...] = ("block", "head")

@@ -27,7 +27,7 @@ from cephalo_cli.catalog.coefficients import Coefficients
 from cephalo_cli.catalog.compatible import expect_compatible
 from cephalo_cli.costmodel.network import network_from_links
 from cephalo_cli.errors import ArtifactError, UsageError
-from cephalo_cli.profiler.attention import Attention, attention_of
+from cephalo_cli.profiler.attention import Attention, attention_by, kernels_of
 from cephalo_cli.profiler.calibrate import calibrated
 from cephalo_cli.profiler.lengths import tokens_of_sample
 from cephalo_cli.profiler.memory import UnitMemory, memory_curve
@@ -95,7 +95,7 @@ def estimate_profile(
     types = {name: cluster.device_types[name] for name in used}
     expect_compatible(cluster, dtype)
     sizes = range(1, max_microbatch + 1)
-    ways = {name: attention or attention_of(model, device, dtype) for name, device in types.items()}
+    ways = {name: attention or attention_by(kernels_of(device), model, dtype, tokens) for name, device in types.items()}
     memory: _Memory = {
         (kind, way): memory_curve(model, seq_len=tokens, dtype=dtype, kind=kind, microbatches=sizes, attention=way)
         for kind in get_args(UnitKind)

@@ -16,12 +16,13 @@ from cephalo_cli.artifacts import Cluster, Model, Profile
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.profile import DeviceProfile, NetworkProfile, UnitKind
 from cephalo_cli.errors import UsageError
+from cephalo_cli.profiler.attention import Attention, attention_by, kernels_here
 from cephalo_cli.profiler.measure_device import host_copy, optimizer_s_per_parameter, reserve_bytes
 from cephalo_cli.profiler.measure_moving import Moving
 from cephalo_cli.profiler.measure_network import Measured, measure_network
 from cephalo_cli.profiler.measure_timing import compute_clock, microbatch_sizes
 from cephalo_cli.profiler.measure_units import Curves, measure_units
-from cephalo_cli.profiler.memory import Attention, UnitMemory, memory_curve
+from cephalo_cli.profiler.memory import UnitMemory, memory_curve
 from cephalo_cli.profiler.unit_runner import UnitRunner
 from cephalo_cli.runtime.device import device_identity
 from cephalo_cli.runtime.heap import trim_heap
@@ -121,7 +122,7 @@ def measure_rank(context: ProcessContext, arguments: Any) -> Any:
     small = None if capacity is None else max(1, capacity // SMALL_PART)
     clock = compute_clock(context)
     curves = _sent_curves(arguments["curves"])
-    attention = _attention(context.device, model, dtype)
+    attention = attention_by(kernels_here(context.device), model, dtype, model.tokens_per_sample(seq_len))
     if attention == "plain":
         curves = _curves(model, seq_len, dtype, list(curves["block"]), "plain")
 
@@ -200,18 +201,6 @@ def _sent_curves(content: Any) -> Curves:
     return {
         kind: {int(size): UnitMemory(**memory) for size, memory in curve.items()} for kind, curve in content.items()
     }
-
-
-def _attention(device: torch.device, model: Model, dtype: DType) -> Attention:
-    """Whether torch has a fused attention kernel here; on CUDA flash wants 16 bits and an Ampere or later device.
-
-    The memory-efficient kernel takes the rest, except grouped queries.
-    """
-    if device.type != "cuda" or torch.version.hip is not None:
-        return "fused"
-    grouped = model.kv_heads != model.num_heads
-    flash = torch.cuda.get_device_capability(device) >= (8, 0) and dtype in ("float16", "bfloat16")
-    return "plain" if dtype == "float64" or (grouped and not flash) else "fused"
 
 
 def _compute_until_all_are_done(context: ProcessContext, model: Model, seq_len: int, dtype: DType) -> None:

@@ -14,7 +14,7 @@ from cephalo_cli.catalog.coefficients import coefficients
 from cephalo_cli.catalog.data import device_records
 from cephalo_cli.costmodel.tables import interpolate
 from cephalo_cli.errors import ArtifactError, UsageError
-from cephalo_cli.profiler.attention import Attention, attention_of, published_attention
+from cephalo_cli.profiler.attention import Attention, published_attention
 from cephalo_cli.profiler.estimate import estimate_profile
 from cephalo_cli.profiler.memory import unit_memory
 from cephalo_cli.profiler.roofline import Work, unit_seconds, unit_work
@@ -130,14 +130,6 @@ def test_a_sliding_window_hides_scores_but_does_not_save_them() -> None:
     assert work(windowed, 8192, "fused").fused_flops == 2 * work(whole, 8192, "fused").fused_flops
     assert work(windowed, 8192, "plain") == work(whole, 8192, "plain")
     assert work(windowed, 4096, "fused") == work(whole, 4096, "fused")
-
-
-def test_training_here_fuses_attention_wherever_a_kernel_exists() -> None:
-    gpt, grouped = catalog.model("gpt2"), catalog.model("llama-3-8b")
-    l4, p40, cpu = (catalog.device(name) for name in ("l4", "p40", "cpu"))
-    assert [attention_of(gpt, device, "float32") for device in (l4, p40, cpu)] == ["fused", "plain", "fused"]
-    assert [attention_of(grouped, l4, dtype) for dtype in ("float32", "bfloat16")] == ["plain", "fused"]
-    assert [published_attention(gpt, device) for device in (l4, p40, cpu)] == ["plain", "plain", "fused"]
 
 
 def test_every_device_of_the_catalog_can_be_estimated_in_every_dtype_it_runs() -> None:
