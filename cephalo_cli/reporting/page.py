@@ -13,11 +13,12 @@ from cephalo_cli.quantities import format_change, format_count, format_percent, 
 from cephalo_cli.reporting.chart_plan import draw_plan, draw_strategies
 from cephalo_cli.reporting.chart_profile import draw_profile
 from cephalo_cli.reporting.chart_steps import draw_report, draw_sides
-from cephalo_cli.reporting.compare import compare, short_names
+from cephalo_cli.reporting.compare import compare
 from cephalo_cli.reporting.compare_steps import side
 from cephalo_cli.reporting.describe import describe
 from cephalo_cli.reporting.describe_plan import proof, with_chosen
 from cephalo_cli.reporting.gantt import draw_step
+from cephalo_cli.reporting.labels import short_names
 from cephalo_cli.reporting.markup import escaped, figure_of, part_of
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Sheet
 from cephalo_cli.timeline import Timeline

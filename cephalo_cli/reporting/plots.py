@@ -9,8 +9,8 @@ from cephalo_cli.reporting.canvas import check_suffix, save
 from cephalo_cli.reporting.chart_plan import draw_plan
 from cephalo_cli.reporting.chart_profile import draw_profile
 from cephalo_cli.reporting.chart_steps import draw_report, draw_sides
-from cephalo_cli.reporting.compare import short_names
 from cephalo_cli.reporting.compare_steps import side
+from cephalo_cli.reporting.labels import short_names
 
 __all__ = ["plot_artifact"]
 

@@ -26,6 +26,7 @@ __all__ = [
     "BAD_MARK",
     "GAP",
     "NARROWEST",
+    "SHORT_WORD",
     "Column",
     "Fact",
     "Facts",
@@ -34,6 +35,7 @@ __all__ = [
     "Sheet",
     "Value",
     "cell",
+    "natural_widths",
     "plain",
     "rank_ranges",
     "rendered",
@@ -258,17 +260,23 @@ class _Fitted:
         yield table
 
 
+def natural_widths(part: Sheet) -> dict[str, int]:
+    """Width that each column of a sheet would take, its title included."""
+    marked = {key for _, key in part.bad}
+    natural: dict[str, int] = {}
+    for column in part.columns:
+        longest = max((len(shown(row.get(column.key), column.kind)) for row in part.rows), default=0)
+        mark = len(f" {BAD_MARK}") if column.key in marked and column.kind not in _WORDS else 0
+        natural[column.key] = max(longest + mark, len(column.title))
+    return natural
+
+
 def _widths(part: Sheet, most: int) -> dict[str, int]:
     """Width of each column, so that all are at most so wide together and no number is cut.
 
     Words give way: the longest until they are short, then those that take several lines anyway.
     """
-    marked = {key for _, key in part.bad}
-    natural: dict[str, int] = {}
-    for column in part.columns:
-        longest = max(len(shown(row.get(column.key), column.kind)) for row in part.rows)
-        mark = len(f" {BAD_MARK}") if column.key in marked and column.kind not in _WORDS else 0
-        natural[column.key] = max(longest + mark, len(column.title))
+    natural = natural_widths(part)
     widths = dict(natural)
     words = [column.key for column in part.columns if column.kind in _WORDS]
     room = most + 1 - GAP * len(part.columns) - (len(TICK) + GAP if part.chosen else 0)

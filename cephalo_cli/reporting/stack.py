@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from cephalo_cli.reporting.sheet import BAD_MARK, GAP, NARROWEST, Column, Kind, Sheet, Value, cell, shown
+from cephalo_cli.reporting.labels import name_room, split_names
+from cephalo_cli.reporting.sheet import BAD_MARK, GAP, Column, Kind, Sheet, Value, cell, shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["stacked", "turned"]
+__all__ = ["stacked", "stacked_room", "turned"]
 
 SHORT_WORD = 12
 """Words up to this length are never cut: less than in other tables, as every file has a column of numbers here."""
@@ -49,20 +50,29 @@ def stacked(title: str, sheets: Sequence[Sheet], names: Sequence[str]) -> list["
     """
     columns = _columns(sheets)
     widths = {key: _least_width(sheets, key) for key in columns}
-    beside = max((len(sheet.title) for sheet in sheets), default=0) + sum(
-        GAP + width for key, width in widths.items() if key not in names
-    )
-    parts: list[list[str]] = [[]]
-    for name in (name for name in names if name in columns):
-        if parts[-1] and beside + sum(GAP + widths[each] for each in (*parts[-1], name)) > NARROWEST:
-            parts.append([])
-        parts[-1].append(name)
+    parts = split_names(*_widths(sheets, names))
     tables: list[RenderableType] = []
     for number, part in enumerate(parts, start=1):
         here = {key: column for key, column in columns.items() if key not in names or key in part}
         head = title if len(parts) == 1 else f"{title} ({number} of {len(parts)})"
         tables += ["", _table(head, sheets, here, widths)]
     return tables[1:]
+
+
+def stacked_room(sheets: Sequence[Sheet], names: Sequence[str]) -> int:
+    """Most characters of a file's label in `stacked` tables of these sheets."""
+    return name_room(*_widths(sheets, names))
+
+
+def _widths(sheets: Sequence[Sheet], names: Sequence[str]) -> tuple[int, dict[str, int]]:
+    """Width of all that stands beside the files, and of each file's numbers."""
+    widths = {key: _least_width(sheets, key) for key in _columns(sheets)}
+    beside = (
+        1
+        + max((len(sheet.title) for sheet in sheets), default=0)
+        + sum(GAP + width for key, width in widths.items() if key not in names)
+    )
+    return beside, {name: widths[name] for name in names if name in widths}
 
 
 def _columns(sheets: Sequence[Sheet]) -> dict[str, Column]:

@@ -1,8 +1,10 @@
 """Tables: the same content for eyes and for programs, 80 columns wide, with marks that survive without colour."""
 
 import io
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from cephalo_cli.artifacts.report import StepReport
 from cephalo_cli.errors import UsageError
 from cephalo_cli.reporting import artifact_tables, compare
 from cephalo_cli.reporting.describe import describe
+from cephalo_cli.reporting.labels import labels, legend
 from cephalo_cli.reporting.sheet import plain, rank_ranges, shown
 from cephalo_cli.reporting.words import microbatches
 from cephalo_cli.simulator import simulate
@@ -250,6 +253,49 @@ def test_however_many_files_there_are_and_however_long_their_names_every_number_
     for name in names if len(names) > 2 else ():
         assert sum(f" {name.removesuffix('.json')} " in part for part in by_rank) == 1
     assert all("limit" in part for part in by_rank)
+
+
+HEADS = {"file", "what", "strategy", "step", "time", "samples/s", "fullest", "rank", "device", "unit", "size", "collective", "change", "limit"])
+LONG = [f"/data/experiments/2024-11/{kind}-a-name-that-goes-on-and-on.json" for kind in ("first", "second", "third")]
+CALLED = {
+    "a folder apart": ["plan.json", "runs/quickstart/plan.json"],
+    "twice the same": ["plans/laptop-mixed.json"] * 2,
+    "long paths": LONG,
+    "the same long names in folders": [
+        "runs/a-folder-of-some-length/measured.json",
+        "runs/another-folder/measured.json",
+    ],
+    "differing in the middle": [f"{'same-' * 8}{number}{'-end' * 8}.json" for number in (1, 2)],
+    "five": [f"runs/experiment-{number}/simulated.json" for number in range(5)],
+    "nine times": ["a-long-name-of-a-plan.json"] * 9,
+    "usual": ["plan.json", "simulated.json", "measured.json"],
+}
+
+
+@pytest.mark.parametrize("names", CALLED.values(), ids=CALLED)
+@pytest.mark.parametrize("kind", ["plan", "report", "profile"])
+def test_names_of_files_never_break_a_comparison(kind: str, names: list[str]) -> None:
+    plan = small_plan()
+    artifact = {"plan": plan, "report": measured(simulate(plan).report), "profile": profile_of(plan)}[kind]
+    text = printed(compare([artifact] * len(names), names).tables())
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any(line.strip() in ("d", "n") for line in lines)
+    heads = [head for head, line in itertools.pairwise(lines) if line and not line.strip("─")]
+    found = {word for head in heads for word in re.split(r"  +", head.strip())} - HEADS
+    assert len(found) == len(names)
+    for label in found:
+        assert len([line for line in lines if line.startswith(f"{label}: ")]) == ("…" in label)
+
+
+def test_labels_are_the_parts_that_differ() -> None:
+    assert labels(["plan.json", "runs/quickstart/plan.json"], 16) == ["plan", "quickstart/plan"]
+    assert labels(["plan.json", "runs/quickstart/plan.json"], 12) == ["plan", "quick…t/plan"]
+    assert labels(["a/x/plan.json", "b/x/plan.json"], 16) == ["a/x/plan", "b/x/plan"]
+    assert labels([f"{'same-' * 5}{end}" for end in ("one-tail", "two-tail")], 10) == ["…one-tail", "…two-tail"]
+    assert labels([f"{'same-' * 5}{number}{'-end' * 5}" for number in (1, 2)], 10) == ["sam…-end#1", "sam…-end#2"]
+    assert labels(["laptop-mixed#1", "laptop-mixed#2"], 8) == ["lap…ed#1", "lap…ed#2"]
+    assert legend(["laptop-mixed#1", "plan"], ["lap…ed#1", "plan"]) == ["lap…ed#1: laptop-mixed#1"]
 
 
 def test_plan_against_plan_shows_what_was_decided_differently() -> None:
