@@ -1,6 +1,7 @@
 """``cephalo profile``: what the hardware does, measured here, imported, or estimated."""
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -284,7 +285,7 @@ def _refuse_contradictions(wanted: _Wanted) -> None:
             "leave it out",
         ),
         (
-            wanted.max_seconds is not None and wanted.max_seconds <= 0,
+            wanted.max_seconds is not None and not 0 < wanted.max_seconds < inf,
             f"--max-seconds is {wanted.max_seconds}, expected seconds above 0",
             None,
         ),

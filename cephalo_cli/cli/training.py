@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cephalo_cli.artifacts import Plan, store
+from cephalo_cli.cli.options import LARGEST_INTEGER
 from cephalo_cli.cli.output import Output
 from cephalo_cli.errors import ArtifactError, TrainingError, UsageError
 
@@ -92,8 +93,8 @@ class Training:
 
     def _check_arguments(self) -> None:
         """Refuse what is missing, and what would have no effect."""
-        if self.timeout_s <= 0:
-            raise UsageError(f"--timeout is {self.timeout_s:g}, expected seconds above 0")
+        if not 0 < self.timeout_s <= LARGEST_INTEGER:
+            raise UsageError(f"--timeout is {self.timeout_s:g}, expected seconds above 0, at most {LARGEST_INTEGER}")
         written = {
             "-o": self.output,
             "--trace": self.trace,
