@@ -37,7 +37,7 @@ def calibrated(device: DeviceType, name: str, dtype: DType, measured: Profile | 
         device: The device type, catalog facts filled in.
         name: Its name in the cluster.
         dtype: The dtype to estimate; a profile in another dtype corrects by the same factors.
-        measured: A measured or imported profile; it is used when it has this device type, by catalog id or by name.
+        measured: A measured or imported profile; it is used when it has this device type, by name or by catalog id.
     """
     fitted = coefficients(device, dtype)
     found = _same_device(device, name, measured) if measured is not None else None
@@ -87,9 +87,21 @@ def stacked(works: Sequence[Work]) -> dict[str, Array]:
 
 
 def _same_device(device: DeviceType, name: str, measured: Profile) -> str | None:
+    """Find the measured device type of the same name, unless it is another card, else of the same catalog id.
+
+    Of several emulated ones, the one of the nearest speed.
+    """
     types = measured.cluster.device_types
-    by_id = [other for other in measured.devices if device.catalog and types[other].catalog == device.catalog]
-    return next(iter([*by_id, *(other for other in measured.devices if other == name)]), None)
+    ids = {other: types[other].catalog for other in measured.devices}
+    if name in ids and (None in (ids[name], device.catalog) or ids[name] == device.catalog):
+        return name
+    by_id = [other for other, id_ in ids.items() if device.catalog is not None and id_ == device.catalog]
+    return min(by_id, key=lambda other: abs(_speed(types[other]) - _speed(device)), default=None)
+
+
+def _speed(device: DeviceType) -> float:
+    """Part of its rates that a device type has: an emulated one is held to it."""
+    return device.emulated_speed or 1.0
 
 
 def _refit(before: Coefficients, device: DeviceType, name: str, measured: Profile) -> Coefficients:
@@ -116,9 +128,11 @@ def _refit(before: Coefficients, device: DeviceType, name: str, measured: Profil
                 )
             )
             seconds.append((max(forward_s, 1e-9), max(backward_s, 1e-9)))
-    rates = (device.peak_flops or {}).get(measured.dtype), device.memory_bandwidth_bytes_per_s
-    if not works or None in rates:
+    peak, bandwidth = (device.peak_flops or {}).get(measured.dtype), device.memory_bandwidth_bytes_per_s
+    if not works or peak is None or bandwidth is None:
         return before
+    speed = _speed(measured.cluster.device_types[name])
+    rates = peak * speed, bandwidth * speed
     towards = np.log(np.array([getattr(before, field) for field in COEFFICIENTS]))
     weights = np.full(len(works), 1 / len(works))
     after = np.exp(fit(stacked(works), rates, np.array(seconds), weights, towards=towards, pull=PULL))

@@ -3,7 +3,7 @@
 import pytest
 
 from cephalo_cli import catalog
-from cephalo_cli.artifacts import Profile
+from cephalo_cli.artifacts import Cluster, Profile, store
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.profiler.calibrate import CALIBRATED_ERROR
 from cephalo_cli.profiler.estimate import estimate_profile
@@ -50,4 +50,59 @@ def test_a_card_that_is_slower_than_its_datasheet_is_slower_with_every_model(fac
 def test_other_cards_stay_as_they_were() -> None:
     measured = _slowed(_estimate("rtx-3090", "llama-2-7b"), "rtx-3090", 2.0)
     before, after = (_estimate("a6000", "llama-2-13b", profile) for profile in (None, measured))
+    assert after == before
+
+
+EMULATED = ("cpu-80", "cpu-50", "cpu-30", "cpu-20")
+
+
+def _laptop(names: tuple[str, ...] = EMULATED) -> tuple[Profile, Cluster]:
+    """The committed measurement of emulated devices, and their cluster with the catalog's cpu for what they are."""
+    measured = store.read("profiles/laptop-mixed.json", Profile)
+    types = {
+        new: measured.cluster.device_types[old].model_copy(update={"catalog": "cpu"})
+        for old, new in zip(EMULATED, names, strict=True)
+    }
+    (node,) = measured.cluster.nodes
+    return measured, measured.cluster.model_copy(
+        update={"device_types": types, "nodes": (node.model_copy(update={"devices": tuple(types)}),)}
+    )
+
+
+def test_emulated_devices_are_corrected_at_the_speed_they_were_measured_at() -> None:
+    """The model, the length and the devices are those measured, so all devices are off alike, and by little."""
+    measured, cluster = _laptop()
+    after = estimate_profile(
+        cluster, measured.model, seq_len=256, dtype="float32", max_microbatch=8, calibration=measured
+    )
+    for name in EMULATED:
+        block, truth = after.devices[name].units["block"], measured.devices[name].units["block"]
+        for curve in ("forward_s", "backward_s"):
+            at_one, at_eight = getattr(block, curve)[0], getattr(block, curve)[7]
+            assert at_one == pytest.approx(getattr(truth, curve)[0], rel=0.25), (name, curve)
+            assert at_eight == pytest.approx(getattr(truth, curve)[-1], rel=0.25), (name, curve)
+
+
+def test_of_measured_types_with_one_id_each_name_takes_its_own_and_others_the_nearest_speed() -> None:
+    measured, cluster = _laptop()
+    with_ids = measured.model_copy(update={"cluster": cluster})
+    slow = _slowed(with_ids, "cpu-20", 3.0)
+    (_, renamed) = _laptop(("a", "b", "c", "d"))
+    for types, name, own in ((cluster, "cpu-20", 3.0), (renamed, "d", 3.0), (cluster, "cpu-80", 1.0)):
+        first, second = (
+            estimate_profile(types, measured.model, seq_len=256, dtype="float32", max_microbatch=1, calibration=known)
+            for known in (with_ids, slow)
+        )
+        before_s, after_s = (profile.devices[name].units["block"].forward_s[0] for profile in (first, second))
+        assert after_s == pytest.approx(own * before_s, rel=0.1)
+
+
+def test_a_name_that_is_another_card_does_not_count() -> None:
+    measured = _slowed(_estimate("rtx-3090", "llama-2-7b"), "rtx-3090", 2.0)
+    types = {"rtx-3090": catalog.device("a6000")}
+    cluster = measured.cluster.model_copy(update={"device_types": types})
+    before, after = (
+        estimate_profile(cluster, measured.model, seq_len=512, dtype="float16", max_microbatch=1, calibration=known)
+        for known in (None, measured)
+    )
     assert after == before
