@@ -62,8 +62,12 @@ def job_facts(plan: Plan, options: TrainOptions) -> dict[str, str]:
 def check_device(plan: Plan, context: ProcessContext) -> str | None:
     """Compare the device under this rank with the plan's.
 
+    Another card of the same model is fine: plans travel. So its UUID only tells cards apart that name and memory do
+    not, such as two of one model held to different clocks.
+
     Returns:
-        One sentence when it is another processor than the profile's, which changes speed but nothing else.
+        One sentence when what differs changes speed but nothing else: another processor than the profile's, the card of
+        another device type, or other versions of torch or the driver (told by a node's first rank of a type).
 
     Raises:
         UsageError: It is another kind of device, of another size, or not the one the profile was measured on.
@@ -82,7 +86,7 @@ def check_device(plan: Plan, context: ProcessContext) -> str | None:
             return (
                 f"{where} may use all CPUs of the host; the plan was made for one CPU a rank, so its times will be off"
             )
-        return None
+        return _other_versions(plan, context, here)
     expected = measured.memory_bytes if measured is not None else context.device_type.memory_bytes
     is_other = measured is not None and measured.name != here.name
     if expected is not None and abs(here.memory_bytes - expected) > MEMORY_TOLERANCE * expected:
@@ -94,7 +98,13 @@ def check_device(plan: Plan, context: ProcessContext) -> str | None:
             where=where,
             hint="check the order of visible devices, or profile and plan again",
         )
-    return None
+    meant_for = _type_of(plan, here)
+    if meant_for not in (None, place.device):
+        return (
+            f"{where} runs on {_described(here)}, which was profiled as {meant_for}, so its times will be off"
+            " (check the order of visible devices)"
+        )
+    return _other_versions(plan, context, here)
 
 
 class StopSignals:
@@ -138,6 +148,36 @@ class StopSignals:
         tokens, *counts = sum_over_ranks(torch.tensor([num_tokens, *received], dtype=torch.float64), group).tolist()
         stop = next((number for number, count in zip(SIGNALS, counts, strict=True) if count), None)
         return round(tokens), None if stop is None else int(stop)
+
+
+def _type_of(plan: Plan, here: Identity) -> str | None:
+    """The device type that was measured on this very device."""
+    if here.uuid is None:
+        return None
+    measured = ((name, profile.identity) for name, profile in plan.devices.items())
+    return next((name for name, identity in measured if identity is not None and identity.uuid == here.uuid), None)
+
+
+def _other_versions(plan: Plan, context: ProcessContext, here: Identity) -> str | None:
+    """Say which versions differ from the profile's; torch's build for a backend counts as the backend's."""
+    place, measured = context.place, plan.devices[context.place.device].identity
+    alike = [rank for rank in plan.cluster.ranks if (rank.node, rank.device) == (place.node, place.device)]
+    if measured is None or place.rank != alike[0].rank:
+        return None
+    versions = (
+        ("torch", measured.torch.partition("+")[0], here.torch.partition("+")[0]),
+        ("driver", measured.driver, here.driver),
+        (context.device_type.backend or context.device.type, measured.backend_version, here.backend_version),
+    )
+    other = [(what, then, now) for what, then, now in versions if then is not None and now not in (None, then)]
+    if not other:
+        return None
+    found = " and ".join(f"{what} {now}" for what, _, now in other)
+    planned = " and ".join(f"{what} {then}" for what, then, _ in other)
+    return (
+        f"rank {place.rank} ({place.device} on {place.node}) has {found}; the plan was made with {planned}, so its"
+        " times may be off"
+    )
 
 
 def _described(identity: Identity) -> str:

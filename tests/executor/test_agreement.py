@@ -1,5 +1,6 @@
 """The device under a rank, and signals."""
 
+import dataclasses
 import os
 import signal
 from datetime import timedelta
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from cephalo_cli.artifacts import Plan
-from cephalo_cli.artifacts.cluster import DeviceType
+from cephalo_cli.artifacts.cluster import DeviceType, Node
 from cephalo_cli.artifacts.profile import Identity
 from cephalo_cli.errors import UsageError
 from cephalo_cli.executor import agreement
@@ -100,6 +101,52 @@ def test_another_processor_is_only_told(monkeypatch: pytest.MonkeyPatch) -> None
         "the plan was made for one CPU a rank, so its times will be off"
     )
     assert check(monkeypatch, plan_for(cpu, pinned), "cpu", pinned) is None
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        ({"driver": "550.54"}, {"driver": "570.86"}, "driver 570.86; the plan was made with driver 550.54"),
+        (
+            {"torch": "2.12.0+cu126", "backend_version": "12.6"},
+            {"torch": "2.13.0+cu128", "backend_version": "12.8"},
+            "torch 2.13.0 and cuda 12.8; the plan was made with torch 2.12.0 and cuda 12.6",
+        ),
+        ({"torch": "2.13.0"}, {"torch": "2.13.0+cu128"}, None),
+        ({"driver": None}, {"driver": "570.86"}, None),
+        ({"uuid": "GPU-1"}, {"uuid": "GPU-2"}, None),  # another card of the same model
+    ],
+)
+def test_other_versions_are_only_told(
+    monkeypatch: pytest.MonkeyPatch, then: dict[str, str | None], now: dict[str, str | None], told: str | None
+) -> None:
+    card = make_identity("NVIDIA L4", 24 * GIB)
+    plan = plan_for(L4, card.model_copy(update=then))
+    notice = check(monkeypatch, plan, "cuda", card.model_copy(update=now))
+    assert notice == (told and f"rank 0 (core on host) has {told}, so its times may be off")
+
+
+def test_versions_are_told_once_for_the_ranks_of_a_type_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = make_identity("NVIDIA L4", 24 * GIB)
+    plan = plan_for(L4, here.model_copy(update={"torch": "2.12"}))
+    nodes = tuple(Node(name=name, devices=("core", "core")) for name in ("a", "b"))
+    plan = plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"nodes": nodes})})
+    monkeypatch.setattr(agreement, "device_identity", lambda *_: here)
+    context = context_on(plan, "cuda")
+    told = [check_device(plan, dataclasses.replace(context, place=place)) for place in plan.cluster.ranks]
+    assert [notice is not None for notice in told] == [True, False, True, False]
+
+
+def test_a_card_that_was_measured_as_another_type_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, fast = (make_identity("NVIDIA L4", 24 * GIB, uuid) for uuid in ("GPU-slow", "GPU-fast"))
+    plan = plan_for(L4, slow)
+    devices = plan.devices | {"fast": plan.devices["core"].model_copy(update={"identity": fast})}
+    plan = plan.model_copy(update={"devices": devices})
+    assert check(monkeypatch, plan, "cuda", slow) is None
+    assert check(monkeypatch, plan, "cuda", fast) == (
+        "rank 0 (core on host) runs on NVIDIA L4 (24.0 GiB, GPU-fast), which was profiled as fast, so its times will be"
+        " off (check the order of visible devices)"
+    )
 
 
 def test_the_first_signal_is_remembered_and_the_second_ends_the_process() -> None:
