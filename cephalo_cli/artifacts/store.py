@@ -3,12 +3,13 @@
 Reading goes outside in: the file, its encoding, its JSON, its kind, its version, and only then its content.
 """
 
-import difflib
+import contextlib
 import hashlib
 import json
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,6 +25,7 @@ from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.plan import Plan
 from cephalo_cli.artifacts.plausible import refuse_forgotten_units
 from cephalo_cli.artifacts.profile import Profile
+from cephalo_cli.artifacts.proposals import OF_A_MANIFEST, OTHER_FORMATS, inside, neighbour, of_checkpoint
 from cephalo_cli.artifacts.report import Report
 from cephalo_cli.errors import ArtifactError
 
@@ -57,12 +59,12 @@ def read(path: str | Path, kind: type[A]) -> A:
         ArtifactError: The file is missing, too large, not UTF-8, not JSON, of another kind or version, or its content
             breaks the contract; the message names the file and the path of the value.
     """
-    return _expect(read_any(path), kind, path)
+    return _expect(loads(_read_bytes(path, wanted=kind), where=_name(path)), kind, path)
 
 
 def read_any(path: str | Path) -> Envelope:
     """Read an artifact of any kind. Raises as `read`."""
-    return loads(_read_bytes(path), where=_name(path))
+    return read(path, Envelope)
 
 
 def read_input(path: str | Path, kind: type[A]) -> tuple[A, InputFile]:
@@ -70,17 +72,21 @@ def read_input(path: str | Path, kind: type[A]) -> tuple[A, InputFile]:
 
     Raises as `read`.
     """
-    raw = _read_bytes(path)
+    raw = _read_bytes(path, wanted=kind)
     return _expect(loads(raw, where=_name(path)), kind, path), _named(path, raw)
 
 
-def read_object(path: str | Path) -> dict[str, Any]:
+def read_object(path: str | Path, *, wanted: type[Envelope] | None = None) -> dict[str, Any]:
     """Read a JSON object that is no artifact, such as another program's configuration, with the same care.
+
+    Args:
+        path: The file.
+        wanted: The kind of artifact that may stand for it, for what is proposed where there is no such file.
 
     Raises:
         ArtifactError: The file is missing, too large, not UTF-8, not JSON, or not an object.
     """
-    return _parse_object(_read_bytes(path), _name(path))
+    return _parse_object(_read_bytes(path, wanted=wanted), _name(path))
 
 
 def read_text(path: str | Path) -> tuple[str, InputFile]:
@@ -105,6 +111,8 @@ def loads(raw: bytes, *, where: str) -> Envelope:
     """Build an artifact from the bytes of a file; ``where`` names the file in errors. Raises as `read`."""
     document = _parse_object(raw, where)
     kind = document.get("kind")
+    if kind is None and document.keys() >= OF_A_MANIFEST:
+        raise ArtifactError("is the manifest of a checkpoint", where=where, hint=of_checkpoint(Path(where).parent))
     if not isinstance(kind, str) or kind not in KINDS:
         found = f"found {shown(kind)}" if "kind" in document else "is missing"
         hint = nearest(kind, KINDS) if isinstance(kind, str) else None
@@ -191,6 +199,27 @@ def check_writable(path: str | Path, *, force: bool = False) -> None:
         )
 
 
+def check_folder(folder: str | Path, *, where: str) -> None:
+    """Find out before a long job whether files could be put into a folder; one that is not there is not left behind.
+
+    Raises:
+        ArtifactError: It cannot be made, or not be written; ``where`` names it.
+    """
+    path = Path(folder)
+    try:
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        finally:
+            for each in missing:
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+    except OSError as error:
+        raise ArtifactError(f"cannot be written: {_reason(error)}", where=where, hint="give another path") from error
+
+
 def json_schema(kind: str) -> dict[str, Any]:
     """JSON Schema of one kind of artifact, each field with its description.
 
@@ -225,8 +254,9 @@ def _name(path: str | Path) -> str:
     return "standard input" if str(path) == STANDARD_STREAM else str(path)
 
 
-def _read_bytes(path: str | Path) -> bytes:
+def _read_bytes(path: str | Path, *, wanted: type[Envelope] | None = None) -> bytes:
     most = strict_json.MAX_FILE_BYTES
+    kinds = None if wanted is None else [name for name, each in KINDS.items() if issubclass(each, wanted)]
     if str(path) == STANDARD_STREAM:
         return sys.stdin.buffer.read(most + 1)
     if not str(path):
@@ -239,15 +269,19 @@ def _read_bytes(path: str | Path) -> bytes:
     except FileNotFoundError as error:
         if Path(path).is_symlink():
             raise ArtifactError("is a link to a file that is not there", where=str(path)) from error
-        raise ArtifactError("no such file", where=str(path), hint=_neighbour(Path(path))) from error
+        raise ArtifactError("no such file", where=str(path), hint=neighbour(Path(path), kinds)) from error
     except IsADirectoryError as error:
-        raise ArtifactError("is a folder, expected a file", where=str(path), hint=_inside(Path(path))) from error
+        raise ArtifactError("is a folder, expected a file", where=str(path), hint=inside(Path(path))) from error
     except OSError as error:
         raise ArtifactError(f"cannot be read: {_reason(error)}", where=str(path)) from error
 
 
 def _parse_object(raw: bytes, where: str) -> dict[str, Any]:
-    document = strict_json.parse(raw, where)
+    try:
+        document = strict_json.parse(raw, where)
+    except ArtifactError as error:
+        error.hint = error.hint or OTHER_FORMATS.get(Path(where).suffix.lower())
+        raise
     if not isinstance(document, dict):
         raise ArtifactError(f"found {shown(document)}, expected a JSON object", where=where)
     return document
@@ -267,27 +301,6 @@ def _upgrade(document: dict[str, Any], where: str) -> dict[str, Any]:
         document = UPGRADES[version](document)
         version = document["schema_version"]
     return document
-
-
-def _neighbour(path: Path) -> str | None:
-    try:
-        names = [entry.name for entry in path.parent.iterdir()]
-    except OSError:
-        return f"the folder {path.parent} does not exist"
-    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
-    return f"did you mean {str(path.parent / close[0])!r}?" if close else None
-
-
-def _inside(folder: Path) -> str:
-    """What to do with a folder that was given for a file."""
-    try:
-        names = sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return "give a file"
-    if "manifest.json" in names or any((folder / name / "manifest.json").exists() for name in names):
-        return f"it holds a checkpoint: cephalo export {folder} DIR writes it for transformers, train --resume goes on"
-    documents = [name for name in names if name.endswith(".json")]
-    return f"give a file in it, such as {folder / documents[0]}" if documents else "there is no JSON file in it"
 
 
 def _reason(error: OSError) -> str:

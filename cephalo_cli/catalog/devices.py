@@ -14,7 +14,12 @@ BOARD_LATENCY_S = 5e-6
 """The same over links between the devices of one board."""
 NETWORK = Link(bandwidth_bytes_per_s=1.25e9, latency_s=50e-6)
 """Ten-gigabit Ethernet; one node never uses it."""
-_TIMES = re.compile(r"(\d{1,5})\s*x\s*(.+)|(.+?)\s*x\s*(\d{1,5})", re.IGNORECASE)
+_TIMES = (
+    re.compile(r"(?P<name>.+?)[\s:]*x\s*(?P<count>\d{1,5})", re.IGNORECASE),
+    re.compile(r"(?P<name>.+?)\s*:\s*(?P<count>\d{1,5})\s*x", re.IGNORECASE),
+    re.compile(r"(?P<count>\d{1,5})\s*[x:]\s*(?P<name>.+)", re.IGNORECASE),
+)
+"""Other ways to write a count: ``3090x2``, ``3090:x2``, ``3090:2x``, ``2x3090``, ``2:3090``."""
 _GROUP = re.compile(r"([^:,]+?)(?::(\d{1,5}))?")
 
 
@@ -71,12 +76,18 @@ def cluster_from_gpus(text: str) -> Cluster:
     """
     devices: list[str] = []
     for part in text.split(","):
+        if not part.strip():
+            raise UsageError(
+                f"a device is missing beside a comma in {text!r}" if text.strip() else "no device is named",
+                where="--gpus",
+                hint="write it like l4:2,a6000,p40",
+            )
+        _refuse_times(part.strip())
         match = _GROUP.fullmatch(part.strip())
         if match is None or match[2] == "0" * len(match[2] or "x"):
             raise UsageError(
                 f"{part.strip()!r} is not a device with a count", where="--gpus", hint="write it like l4:2,a6000,p40"
             )
-        _refuse_times(match[1])
         _refuse_other_forms(match[1])
         devices += [_find(match[1], "--gpus")] * int(match[2] or 1)
     types = {name: device(name) for name in dict.fromkeys(devices)}
@@ -90,10 +101,11 @@ def cluster_from_gpus(text: str) -> Cluster:
 
 def _refuse_times(text: str) -> None:
     """Refuse ``2x3090`` and ``3090x2``, which many write, with the form that is read."""
-    match = _TIMES.fullmatch(text.strip())
-    name, count = (match[2] or match[3], match[1] or match[4]) if match else ("", "")
-    if match and named_device(name) is not None:
-        raise UsageError(f"{text.strip()!r} is not a device with a count", where="--gpus", hint=f"write {name}:{count}")
+    for form in _TIMES:
+        match = form.fullmatch(text)
+        if match is not None and named_device(text) is None and named_device(match["name"]) is not None:
+            hint = f"write {match['name']}:{match['count']}"
+            raise UsageError(f"{text!r} is not a device with a count", where="--gpus", hint=hint)
 
 
 def _refuse_other_forms(text: str) -> None:

@@ -72,6 +72,6 @@ def _instead(name: str) -> str:
 
 
 def _read(path: Path) -> Model:
-    if path.name == "config.json" or "model_type" in store.read_object(path):
+    if path.name == "config.json" or "model_type" in store.read_object(path, wanted=Model):
         return model_from_hf_config(path)
     return store.read(path, Model)

@@ -35,9 +35,10 @@ def sentence(error: Any) -> str:
         message = pattern.sub(words, message)
     said = _misspelt(error) or _misvalued(error) or message.removesuffix(".")
     context = getattr(error, "ctx", None)
-    return (
-        said if context is None or said.endswith(")") else f"{said} ({context.command_path} --help lists the options)"
-    )
+    if context is None or said.endswith(")"):
+        return said
+    listed = "commands" if said.startswith("No such command") else "options"
+    return f"{said} ({context.command_path} --help lists the {listed})"
 
 
 def _misspelt(error: Any) -> str | None:
@@ -68,7 +69,8 @@ def _misvalued(error: Any) -> str | None:
         near = difflib.get_close_matches(choices["found"], known, n=1, cutoff=0.5)
         expected = f"{', '.join(others)} or {last}" if others else last
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return f"{name} is {choices['found']!r}, expected {expected}{hint}"
+        subject = f"{name} is" if parameter.param_type_name == "option" else "found"
+        return f"{subject} {choices['found']!r}, expected {expected}{hint}"
     cause = error.__cause__
     fault = cause.errors()[0] if hasattr(cause, "errors") else {}
     if fault.get("type") not in _EXPECTED:

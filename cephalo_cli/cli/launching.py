@@ -1,12 +1,22 @@
 """The command that trains with a plan, as it must be typed."""
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cephalo_cli.artifacts import Plan
 
-__all__ = ["training_commands"]
+__all__ = ["training_commands", "unused"]
+
+
+def unused(name: str) -> str:
+    """Name a file that a proposed command may write: this one, or where it is there already ``plan-2.json``."""
+    path, number = Path(name), 1
+    while path.exists():
+        number += 1
+        path = Path(name).with_stem(f"{Path(name).stem}-{number}")
+    return str(path)
 
 
 def training_commands(plan: "Plan", path: str, *, output: str | None = None) -> list[str]:

@@ -111,6 +111,7 @@ def command(
     import os
 
     from cephalo_cli.artifacts import store
+    from cephalo_cli.cli.launching import unused
     from cephalo_cli.cli.lora import with_adapters
     from cephalo_cli.cli.output import Output
     from cephalo_cli.runtime.launch import external_launcher
@@ -155,7 +156,7 @@ def command(
 
     out.artifact(profile, tables, force=force)
     if output not in (None, "-"):
-        out.hint(f"cephalo plan {output} --batch-size 32 -o plan.json")
+        out.hint(f"cephalo plan {output} --batch-size 32 -o {unused('plan.json')}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from cephalo_cli.artifacts import Envelope
     from cephalo_cli.artifacts.base import InputFile
     from cephalo_cli.cli.output import Output
-    from cephalo_cli.reporting.conditions import Condition
 
 __all__ = ["EXAMPLES", "NAME", "SUMMARY", "command"]
 
@@ -61,10 +60,9 @@ def command(
 
     A Hugging Face config.json, or a folder that holds one, is shown as the model that it describes.
     """
-    from cephalo_cli.artifacts import store
     from cephalo_cli.cli.output import Output
-    from cephalo_cli.errors import UsageError
-    from cephalo_cli.reporting.conditions import parse_condition
+    from cephalo_cli.errors import ConditionError, UsageError
+    from cephalo_cli.reporting.conditions import broken, parse_condition
 
     out = Output(json=json, quiet=quiet)
     if schema is not None:
@@ -75,10 +73,10 @@ def command(
     if files.count("-") > 1:
         raise UsageError("standard input can be read once", hint="give - once")
     conditions = [parse_condition(each) for each in fail_if or ()]
-    for path in filter(None, (plot, html)):
-        store.check_writable(path, force=force)
+    _check_written(plot, html, force=force)
     read = [_read(path) for path in files]
     artifacts = [artifact for artifact, _ in read]
+    found = broken(conditions, artifacts, files)
     if plot is not None:
         from cephalo_cli.reporting import plot_artifact
 
@@ -90,7 +88,18 @@ def command(
     for kind, written in (("picture", plot), ("page", html)):
         if written is not None:
             out.note(f"wrote the {kind} {written}")
-    _fail_where_told(conditions, artifacts, files)
+    if found:
+        raise ConditionError("; ".join(found), hint=" ".join(f"--fail-if {each.text}" for each in conditions))
+
+
+def _check_written(plot: str | None, html: str | None, *, force: bool) -> None:
+    from cephalo_cli.artifacts import store
+    from cephalo_cli.errors import UsageError
+
+    for path in filter(None, (plot, html)):
+        store.check_writable(path, force=force)
+    if html is not None and not html.lower().endswith((".html", ".htm")):
+        raise UsageError(f"{html!r} is not .html", hint="give the page this ending")
 
 
 def _show_schema(kind: str, *, alone: bool) -> None:
@@ -102,19 +111,6 @@ def _show_schema(kind: str, *, alone: bool) -> None:
         raise UsageError("--schema stands alone", hint="leave out the rest")
     text = json_text.dumps(_plain_words(store.json_schema(kind)), indent=2, ensure_ascii=False) + "\n"
     Output(json=True, quiet=False).data(lambda: text, list)
-
-
-def _fail_where_told(
-    conditions: "Sequence[Condition]", artifacts: "Sequence[Envelope]", files: "Sequence[str]"
-) -> None:
-    """Raise where a condition of --fail-if holds, after everything was shown."""
-    from cephalo_cli.errors import ConditionError
-    from cephalo_cli.reporting.conditions import broken
-
-    found = broken(conditions, artifacts, files)
-    if found:
-        asked = " ".join(f"--fail-if {condition.text}" for condition in conditions)
-        raise ConditionError("; ".join(found), hint=asked)
 
 
 def _show(out: "Output", artifacts: "Sequence[Envelope]", files: "Sequence[str]") -> None:

@@ -1,6 +1,8 @@
 """``cephalo simulate``: what a plan will do, before anything runs, and what would help."""
 
 import json as json_text
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -102,11 +104,21 @@ def command(
         _show_several(out, [run.report for run in runs], plans, plot=plot, force=force)
         return
     _show_one(out, runs[0], trace=trace, plot=plot, force=force)
-    if plans[0] != "-":
-        from cephalo_cli.cli.launching import training_commands
+    if plans[0] != "-" and not changes:
+        _name_next(out, read[0][0], plans[0], fits=not runs[0].shortfalls)
 
-        for command in training_commands(read[0][0], plans[0], output="measured.json"):
-            out.hint(command)
+
+def _name_next(out: "Output", plan: "Plan", path: str, *, fits: bool) -> None:
+    """Name the command that trains with the plan, or for one that does not fit, that plans again."""
+    from cephalo_cli.cli.launching import training_commands, unused
+
+    if not fits:
+        made_from = plan.inputs[0].path if plan.inputs and Path(plan.inputs[0].path).is_file() else "PROFILE"
+        batch = f"--batch-size {plan.global_batch_size}"
+        out.hint(f"cephalo plan {shlex.quote(made_from)} {batch} -o {unused('plan.json')}")
+        return
+    for command in training_commands(plan, path, output=unused("measured.json")):
+        out.hint(command)
 
 
 def _refuse(contradicts: bool, message: str, hint: str) -> None:  # noqa: FBT001  (reads as a sentence)

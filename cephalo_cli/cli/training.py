@@ -128,7 +128,11 @@ class Training:
             if path is not None:
                 store.check_writable(path, force=self.force)
         for option, folder in (("--checkpoint-dir", self.checkpoint_dir), ("--tensorboard", self.tensorboard)):
-            if folder is not None and Path(folder).is_file():
+            if folder is None:
+                continue
+            if not Path(folder).is_file():
+                store.check_folder(folder, where=f"{option} {folder}")
+            else:
                 raise UsageError(
                     f"{folder} is a file, expected a folder",
                     where=option,

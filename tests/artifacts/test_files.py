@@ -71,13 +71,35 @@ def test_a_file_of_another_kind_is_refused() -> None:
 
 def test_a_missing_file_names_its_neighbour() -> None:
     Path("plans").mkdir()
-    store.write(model(), "plans/laptop-mixed.json")
+    store.write(model(), "plans/laptop-mixd.js")
+    Path("plans/laptop-mixed.trace.json").write_text('{"traceEvents": [], "kind": "plan"}')
+    Path("plans/laptop-mixd").mkdir()
+    with refused("plans/laptop-mixd.json: no such file"):
+        store.read("plans/laptop-mixd.json", Plan)
+    store.write(store.loads(json.dumps(document("plan")).encode(), where="plan"), "plans/laptop-mixed.json")
     with refused("plans/laptop-mixd.json: no such file (did you mean 'plans/laptop-mixed.json'?)"):
         store.read("plans/laptop-mixd.json", Plan)
+    with refused("plans/laptop-mixd.json: no such file (did you mean 'plans/laptop-mixed.json'?)"):
+        store.read_input("plans/laptop-mixd.json", Plan)
+    with refused("plans/laptop-mix.json: no such file (did you mean 'plans/laptop-mixd.js'?)"):
+        store.read("plans/laptop-mix.json", Model)
+    with refused("plans/latency.csv: no such file"):
+        store.read_text("plans/latency.csv")
+    Path("plans/latencies.csv").write_text("model\n")
+    with refused("plans/latency.csv: no such file (did you mean 'plans/latencies.csv'?)"):
+        store.read_text("plans/latency.csv")
     with refused("plans/zzz: no such file"):
         store.read("plans/zzz", Plan)
     with refused("plan/laptop-mixed.json: no such file (the folder plan does not exist)"):
         store.read("plan/laptop-mixed.json", Plan)
+
+
+def test_a_folder_for_files_is_tried_and_not_left_behind() -> None:
+    store.check_folder("new/checkpoints", where="--checkpoint-dir new/checkpoints")
+    assert not Path("new").exists()
+    Path("here").mkdir()
+    store.check_folder("here", where="--checkpoint-dir here")
+    assert list(Path("here").iterdir()) == []
 
 
 def test_what_is_no_file_is_refused() -> None:

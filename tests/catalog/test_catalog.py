@@ -201,10 +201,31 @@ def test_ten_thousand_devices_of_a_type() -> None:
     assert len(catalog.cluster_from_gpus("l4:10000").ranks) == 10_000
 
 
-@pytest.mark.parametrize("text", ["l4:0", "l4:x", "l4,,p40", "", "l4:-1", "l4:2:3", "l4:1000000"])
+@pytest.mark.parametrize("text", ["l4:0", "l4:x", "l4:-1", "l4:2:3", "l4:1000000"])
 def test_gpus_that_are_no_list_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a device with a count"):
         catalog.cluster_from_gpus(text)
+
+
+@pytest.mark.parametrize("text", ["l4,,p40", "3090:2,", ",l4"])
+def test_a_comma_with_nothing_beside_it_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        catalog.cluster_from_gpus(text)
+    assert str(refusal.value) == (
+        f"--gpus: a device is missing beside a comma in {text!r} (write it like l4:2,a6000,p40)"
+    )
+
+
+def test_no_gpus_at_all_are_refused() -> None:
+    with pytest.raises(UsageError, match="--gpus: no device is named"):
+        catalog.cluster_from_gpus("")
+
+
+@pytest.mark.parametrize("text", ["3090x2", "3090 x 2", "3090:2x", "3090:x2", "2x3090", "2 X 3090", "2:3090"])
+def test_other_ways_to_write_a_count_are_put_right(text: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        catalog.cluster_from_gpus(f"l4,{text}")
+    assert str(refusal.value) == f"--gpus: {text!r} is not a device with a count (write 3090:2)"
 
 
 def test_gpus_that_do_not_exist_are_refused() -> None:

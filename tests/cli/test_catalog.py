@@ -83,7 +83,7 @@ def test_a_model_tells_shape_count_state_and_source() -> None:
             "catalog devices: the catalog has no device 'rtx-3900' (did you mean 'rtx-3090'?)",
         ),
         (("models", "lamma-7b"), 3, "catalog models: the catalog has no model 'lamma-7b' (did you mean 'llama-7b'?)"),
-        (("device",), 2, "devices|models is 'device', expected 'devices' or 'models' (did you mean 'devices'?)"),
+        (("device",), 2, "found 'device', expected 'devices' or 'models' (did you mean 'devices'?)"),
         ((), 2, "Missing argument 'devices|models' (cephalo catalog --help lists the options)"),
     ],
 )

@@ -136,7 +136,56 @@ MISTAKES: dict[str, tuple[tuple[str, ...], int, str]] = {
             " (the columns are model,device,seq_len,dtype,microbatch,forward_ms,backward_ms,unit)"
         ),
     ),
+    "a checkpoint's manifest": (
+        ("show", "{at}/step-1/manifest.json"),
+        3,
+        (
+            "{at}/step-1/manifest.json: is the manifest of a checkpoint"
+            " (cephalo export {at}/step-1 DIR writes it for transformers, train --resume goes on)"
+        ),
+    ),
+    "a table given to show": (
+        ("show", "{at}/table.csv"),
+        3,
+        (
+            "{at}/table.csv: is not JSON: expecting value at line 1, column 1"
+            " (a table of latencies is for cephalo profile --from-table, with --memory-table)"
+        ),
+    ),
+    "a model's name that only a report resembles": (
+        ("profile", "--estimate", "--gpus", "l4", "--seq-len", "8", "--model", "{at}/reprt.json"),
+        3,
+        "{at}/reprt.json: no such file",
+    ),
+    "a plan's name that only a trace resembles": (
+        ("simulate", "{at}/step.trac.json"),
+        3,
+        "{at}/step.trac.json: no such file",
+    ),
     # where results go
+    "checkpoints where nothing can be written": (
+        ("train", PLAN, *TRAIN, "--checkpoint-dir", "/proc/nothing"),
+        3,
+        "--checkpoint-dir /proc/nothing: cannot be written: no such file or directory (give another path)",
+    ),
+    "TensorBoard where nothing can be written": (
+        ("train", PLAN, *TRAIN, "--tensorboard", "/proc/nothing/board"),
+        3,
+        "--tensorboard /proc/nothing/board: cannot be written: no such file or directory (give another path)",
+    ),
+    "a page that is none": (
+        ("show", PLAN, "--html", "{at}/page.txt"),
+        2,
+        "'{at}/page.txt' is not .html (give the page this ending)",
+    ),
+    "a condition on one file": (
+        ("show", PLAN, "--fail-if", "slower:5%"),
+        2,
+        (
+            "--fail-if slower:5%: needs two files, the old one and the new one, found 1"
+            " (cephalo show OLD NEW --fail-if slower:5%)"
+        ),
+    ),
     "a result that exists": (
         ("simulate", PLAN, "-o", PLAN),
         3,
@@ -158,6 +207,26 @@ MISTAKES: dict[str, tuple[tuple[str, ...], int, str]] = {
         "'{at}/plan.jpg' is neither .png nor .svg (give the picture one of these endings)",
     ),
     # devices and models by name
+    "a comma at the end": (
+        ("plan", "--gpus", "3090:2,", *GPUS),
+        2,
+        "--gpus: a device is missing beside a comma in '3090:2,' (write it like l4:2,a6000,p40)",
+    ),
+    "a number with a count": (
+        ("plan", "--gpus", "3090x2", *GPUS),
+        2,
+        "--gpus: '3090x2' is not a device with a count (write 3090:2)",
+    ),
+    "a list that the catalog has not": (
+        ("catalog", "gpus"),
+        2,
+        "found 'gpus', expected 'devices' or 'models' (cephalo catalog --help lists the options)",
+    ),
+    "a command that nobody knows": (
+        ("frobnicate",),
+        2,
+        "No such command 'frobnicate' (cephalo --help lists the commands)",
+    ),
     "a typo in a GPU's name": (
         ("plan", "--gpus", "rtx-3900:2", *GPUS),
         3,
@@ -399,6 +468,9 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "twice.json").write_text('{"kind": "plan", "kind": "plan"}')
     (folder / "quoted.json").write_text(plan.replace('"global_batch_size": 32', '"global_batch_size": "32"'))
     (folder / "digits.json").write_text(plan.replace('"global_batch_size": 32', f'"global_batch_size": 1{"0" * 400}'))
+    (folder / "step-1").mkdir()
+    (folder / "step-1" / "manifest.json").write_text(json.dumps({"step": 1, "position": 32, "state_dtype": "float32"}))
+    (folder / "step.trace.json").write_text('{"traceEvents": []}')
     (folder / "table.csv").write_text("a,b\n1,2\n")
     (folder / "dangling.json").symlink_to(folder / "nowhere.json")
     (folder / "loop.json").symlink_to(folder / "loop.json")
