@@ -1,13 +1,16 @@
 """Tables: the same content for eyes and for programs, 80 columns wide, with marks that survive without colour."""
 
+import contextlib
 import io
 import itertools
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
@@ -17,6 +20,7 @@ from cephalo_cli.artifacts.model import RopeScaling
 from cephalo_cli.artifacts.plan import Alternative, PlanSettings
 from cephalo_cli.artifacts.profile import Basis, CollectiveFit
 from cephalo_cli.artifacts.report import StepReport
+from cephalo_cli.artifacts.store import write
 from cephalo_cli.errors import UsageError
 from cephalo_cli.reporting import artifact_tables, compare
 from cephalo_cli.reporting.describe import describe
@@ -255,7 +259,10 @@ def test_however_many_files_there_are_and_however_long_their_names_every_number_
     assert all("limit" in part for part in by_rank)
 
 
-HEADS = {"file", "what", "strategy", "step", "time", "samples/s", "fullest", "rank", "device", "unit", "size", "collective", "change", "limit"])
+HEADS = {
+    *("file", "what", "strategy", "step", "time", "samples/s", "fullest"),
+    *("rank", "device", "unit", "size", "collective", "change", "limit"),
+}
 LONG = [f"/data/experiments/2024-11/{kind}-a-name-that-goes-on-and-on.json" for kind in ("first", "second", "third")]
 CALLED = {
     "a folder apart": ["plan.json", "runs/quickstart/plan.json"],
@@ -408,3 +415,24 @@ def test_a_measured_run_is_as_full_as_the_limit_of_its_plan_says() -> None:
     steps = compare([other, plan], ["measured.json", "plan.json"]).rows["steps"]
     assert isinstance(steps, list)
     assert steps[0]["peak_memory_fraction"] is None
+
+
+@pytest.mark.parametrize("asked", [{"NO_COLOR": "1"}, {}], ids=["NO_COLOR", "colours"])
+def test_no_colours_on_a_terminal_that_wants_none(asked: dict[str, str], tmp_path: Path) -> None:
+    """Bold and dim are no colours, see no-color.org; foreground is 30 to 38 and 90 to 97, background ten more."""
+    write(tight_plan(), tmp_path / "tight.json")
+    terminal, end = pty.openpty()
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    command = [sys.executable, "-m", "cephalo_cli", "show", str(tmp_path / "tight.json")]
+    with subprocess.Popen(command, stdout=end, env=kept | {"TERM": "xterm-256color"} | asked) as process:
+        os.close(end)
+        text = b""
+        with contextlib.suppress(OSError):  # how Linux says that nobody has the other end open any more
+            while piece := os.read(terminal, 65536):
+                text += piece
+    os.close(terminal)
+    assert process.returncode == 0
+    codes = {int(code) for codes in re.findall(rb"\x1b\[([\d;]*)m", text) for code in codes.split(b";") if code}
+    assert 1 in codes
+    assert b" !" in text
+    assert any(30 <= code <= 49 or 90 <= code <= 107 for code in codes) != bool(asked)
