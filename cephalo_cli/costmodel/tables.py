@@ -10,7 +10,8 @@ def interpolate(microbatch: Sequence[int], values: Sequence[float], size: int) -
     """Value of a curve at a microbatch size.
 
     Between points the curve is linear; beyond the last point it goes on with the slope of the last min(5, n) points
-    (from the first of them to the last); below the first point it keeps the first value; it is never below zero.
+    (from the first of them to the last), or in proportion to the size where they fall or there is one point only: more
+    samples never take less. Below the first point it keeps the first value; it is never below zero.
 
     Args:
         microbatch: Increasing sizes of the measured points.
@@ -25,7 +26,9 @@ def interpolate(microbatch: Sequence[int], values: Sequence[float], size: int) -
     if size > last:
         back = min(5, len(microbatch))
         run = last - microbatch[-back]
-        slope = (values[-1] - values[-back]) / run if run else values[-1] / last
+        slope = (values[-1] - values[-back]) / run if run else -1.0
+        if slope < 0:
+            slope = values[-1] / last
         return max(0.0, values[-1] + slope * (size - last))
     right = bisect_left(microbatch, size)
     if microbatch[right] == size:

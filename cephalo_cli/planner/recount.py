@@ -30,6 +30,8 @@ def by_rank(plan: Plan, account: Callable[[RankPlan], Account]) -> list[Account]
 def value_at(points: Sequence[int], values: Sequence[float], size: int) -> float:
     """Read a measured curve: flat before the first point, straight between points, on with the last points' slope.
 
+    Where those fall, or there is one point only, it goes on in proportion to the size.
+
     Args:
         points: Microbatch sizes that were measured, increasing.
         values: What was measured at them.
@@ -45,8 +47,8 @@ def value_at(points: Sequence[int], values: Sequence[float], size: int) -> float
         if size <= x1:
             part = (size - x0) / (x1 - x0)
             return max(0.0, y0 * (1.0 - part) + y1 * part)
-    if len(points) == 1:
-        return max(0.0, values[0] * size / points[0])
     start = max(0, len(points) - 5)
+    if len(points) == 1 or values[-1] < values[start]:
+        return max(0.0, values[-1] * size / points[-1])
     slope = (values[-1] - values[start]) / (points[-1] - points[start])
     return max(0.0, values[-1] + (size - points[-1]) * slope)

@@ -34,6 +34,9 @@ __all__ = ["import_profile"]
 NUM_SLOPE_POINTS = 5
 """Points that `costmodel.tables.interpolate` takes the slope from beyond a curve's end."""
 
+MOST_FALL = 1 / 3
+"""Part by which a curve's last points may fall and still count as noise (published series: up to 0.19)."""
+
 R = TypeVar("R", LatencyRow, MemoryRow)
 _Curve = dict[int, float]
 
@@ -76,8 +79,8 @@ def import_profile(
 
     Raises:
         UsageError: The length does not fit the model.
-        ArtifactError: A table cannot be read, or lacks the model, a device, the length or the dtype; the message names
-            what is missing and what is there.
+        ArtifactError: A table cannot be read, or lacks the model, a device, the length or the dtype (the message names
+            what is missing and what is there), or the times of a unit fall with more samples.
     """
     cluster = catalog.resolve_cluster(cluster)
     tokens = tokens_of_sample(model, seq_len)
@@ -92,7 +95,11 @@ def import_profile(
     devices: dict[str, DeviceProfile] = {}
     for name in dict.fromkeys(place.device for place in cluster.ranks):
         rows = _rows_of_device(latencies, name, cluster.device_types[name], latency_file.path)
-        units = {kind: _unit([row for row in rows if row.unit == kind], memory) for kind in _kinds(rows)}
+        units: dict[UnitKind, UnitProfile] = {}
+        for kind in _kinds(rows):
+            of_kind = [row for row in rows if row.unit == kind]
+            _refuse_falling(of_kind, f"{latency_file.path}: {of_kind[0].device}, {kind}")
+            units[kind] = _unit(of_kind, memory)
         devices[name] = DeviceProfile(method="imported", units=units)
     return Profile(
         inputs=(latency_file, memory_file),
@@ -221,6 +228,23 @@ def _unit(rows: Sequence[LatencyRow], memory: _Memory) -> UnitProfile:
         working_bytes=tuple(math.ceil(_read(memory.working_bytes, size)) for size in grid),
         flags=tuple(flags),
     )
+
+
+def _refuse_falling(rows: Sequence[LatencyRow], where: str) -> None:
+    """Refuse times that fall so far that they say nothing of more samples than were measured."""
+    for name, curve in (
+        ("forward", _medians((row.microbatch, row.forward_s) for row in rows)),
+        ("backward", _medians((row.microbatch, row.backward_s) for row in rows)),
+    ):
+        tail = list(curve.items())[-NUM_SLOPE_POINTS:]
+        (few, before_s), (many, after_s) = tail[0], tail[-1]
+        if after_s < before_s * (1 - MOST_FALL):
+            raise ArtifactError(
+                f"{name} falls from {before_s * 1e3:g} ms at {few} samples to {after_s * 1e3:g} ms at {many}, expected "
+                "more samples to take longer",
+                where=where,
+                hint="measure it again, or leave out the rows that are wrong",
+            )
 
 
 def _medians(points: Iterable[tuple[int, float]]) -> _Curve:

@@ -17,6 +17,10 @@ from cephalo_cli.errors import ArtifactError
 __all__ = ["LatencyRow", "MemoryRow", "read_latency_table", "read_memory_table"]
 
 
+LONGEST_MS = 8.64e7
+"""A day: no unit takes longer with one microbatch."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatencyRow:
     """Forward and backward of one unit, measured once."""
@@ -101,12 +105,15 @@ class _Row:
         return int(value)
 
     def milliseconds(self, column: str) -> float:
+        """Seconds above 0, or 0 where an embedding was too quick for the clock."""
         try:
             value = float(self.values[column])
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value >= 0):
-            self._refuse(column, "a number of at least 0")
+        may_be_zero = self.unit() == "embedding"
+        if not (0 <= value <= LONGEST_MS) or (value == 0 and not may_be_zero):
+            least = "of at least 0" if may_be_zero else "above 0"
+            self._refuse(column, f"a number {least} and at most {LONGEST_MS:.0f}, a day")
         return value / 1e3
 
     def dtype(self) -> DType:

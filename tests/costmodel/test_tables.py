@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cephalo_cli.costmodel.tables import interpolate
+from cephalo_cli.planner.recount import value_at
 
 curves = st.dictionaries(st.integers(1, 200), st.floats(0.0, 100.0), min_size=1, max_size=8).map(
     lambda points: (sorted(points), [points[size] for size in sorted(points)])
@@ -27,9 +28,11 @@ increasing = curves.map(lambda curve: (curve[0], sorted(curve[1])))
         # one point: proportional
         ([4], [8.0], 6, 12.0),
         ([4], [8.0], 2, 8.0),
-        # a falling curve never goes below zero
-        ([1, 2], [2.0, 1.0], 3, 0.0),
-        ([1, 2], [2.0, 1.0], 50, 0.0),
+        # beyond a falling end: proportional
+        ([1, 2], [2.0, 1.0], 3, 1.5),
+        ([1, 2, 3, 4], [10.0, 9.0, 5.0, 2.0], 8, 4.0),
+        # beyond a flat end: flat
+        ([1, 2], [2.0, 2.0], 50, 2.0),
         ([1, 3], [10, 30], 2, 20.0),
     ],
 )
@@ -45,6 +48,17 @@ def test_a_curve_goes_through_its_points(curve: tuple[list[int], list[float]]) -
 @given(curves, st.integers(0, 1000))
 def test_a_curve_is_never_below_zero(curve: tuple[list[int], list[float]], size: int) -> None:
     assert interpolate(*curve, size) >= 0
+
+
+@given(curves, st.integers(1, 500), st.integers(1, 500))
+def test_beyond_its_end_a_curve_never_falls(curve: tuple[list[int], list[float]], one: int, other: int) -> None:
+    small, large = (curve[0][-1] + more for more in sorted((one, other)))
+    assert interpolate(*curve, curve[0][-1]) <= interpolate(*curve, small) <= interpolate(*curve, large) * (1 + 1e-12)
+
+
+@given(curves, st.integers(0, 500))
+def test_the_plan_checkers_reading_is_the_same(curve: tuple[list[int], list[float]], size: int) -> None:
+    assert value_at(*curve, size) == pytest.approx(interpolate(*curve, size), rel=1e-9, abs=1e-9)
 
 
 @given(curves, st.data())

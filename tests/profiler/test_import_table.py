@@ -145,9 +145,27 @@ def test_units_of_the_optional_column(tmp_path: Path) -> None:
         ("forward_ms", "forward", "latency.csv: forward: unknown column (did you mean 'forward_ms'?)"),
         (",backward_ms", "", "latency.csv: backward_ms: column is missing (the columns are model,device,seq_len,"),
         ("2,1.5,3.0", "2,1.5", "latency.csv: line 3: found 6 values, expected 7"),
-        ("2,1.5,3.0", "2,soon,3.0", "latency.csv: line 3: forward_ms: found 'soon', expected a number of at least 0"),
-        ("2,1.5,3.0", "2,nan,3.0", "latency.csv: line 3: forward_ms: found 'nan', expected a number of at least 0"),
-        ("2,1.5,3.0", "2,-1,3.0", "latency.csv: line 3: forward_ms: found '-1', expected a number of at least 0"),
+        ("2,1.5,3.0", "2,soon,3.0", "latency.csv: line 3: forward_ms: found 'soon', expected a number above 0 and at "),
+        ("2,1.5,3.0", "2,nan,3.0", "latency.csv: line 3: forward_ms: found 'nan', expected a number above 0 and at "),
+        ("2,1.5,3.0", "2,-1,3.0", "latency.csv: line 3: forward_ms: found '-1', expected a number above 0 and at "),
+        (
+            "2,1.5,3.0",
+            "2,0,3.0",
+            "latency.csv: line 3: forward_ms: found '0', expected a number above 0 and at most 864",
+        ),
+        ("2,1.5,3.0", "2,1.5,0.0", "latency.csv: line 3: backward_ms: found '0.0', expected a number above 0 and at "),
+        ("2,1.5,3.0", "2,9e300,3.0", "latency.csv: line 3: forward_ms: found '9e300', expected a number above 0 and "),
+        ("2,1.5,3.0", "2,inf,3.0", "latency.csv: line 3: forward_ms: found 'inf', expected a number above 0 and at "),
+        (
+            "4,3.0,6.0",
+            "4,0.5,6.0",
+            "latency.csv: fast, block: forward falls from 1 ms at 1 samples to 0.5 ms at 4, expected more samples to",
+        ),
+        (
+            "4,3.0,6.0",
+            "4,3.0,1.3",
+            "latency.csv: fast, block: backward falls from 2 ms at 1 samples to 1.3 ms at 4, expected more samples to",
+        ),
         ("2,1.5,3.0", "2.5,1.5,3.0", "latency.csv: line 3: microbatch: found '2.5', expected a whole number above 0"),
         ("float32,2,1.5", "fp32,2,1.5", "latency.csv: line 3: dtype: found 'fp32', expected 'float32', 'bfloat16', "),
         ("tiny,", "huge,", "latency.csv: the table has no rows for model 'tiny' (it has huge)"),
@@ -160,6 +178,20 @@ def test_a_faulty_latency_table_is_refused_with_its_place(old: str, new: str, me
     with pytest.raises(ArtifactError) as caught:
         _import(tmp_path, LATENCY.replace(old, new))
     assert message in str(caught.value)
+
+
+def test_an_embedding_may_be_too_quick_for_the_clock(tmp_path: Path) -> None:
+    lines = LATENCY.splitlines()[:4]
+    latency = "\n".join([lines[0] + ",unit", *(f"{line},block" for line in lines[1:]), f"{lines[1]},embedding"])
+    units = _import(tmp_path, latency.replace("1.0,2.0,embedding", "0.0,0.0,embedding"), cluster=_cluster("fast"))
+    assert units.devices["fast"].units["embedding"].forward_s[0] == 0
+
+
+def test_beyond_times_that_fall_a_little_they_grow_in_proportion(tmp_path: Path) -> None:
+    block = _import(tmp_path, LATENCY.replace("4,3.0,6.0", "4,0.9,6.0"), cluster=_cluster("fast")).devices["fast"]
+    curve = block.units["block"]
+    assert "forward: 4 samples took less time than fewer" in curve.flags
+    assert interpolate(curve.microbatch, curve.forward_s, 80) == pytest.approx(0.0009 * 80 / 4)
 
 
 @pytest.mark.parametrize(
