@@ -3,7 +3,7 @@
 # Sets up .venv first. Results go to runs/quickstart (RESULTS names another folder). About four minutes after set-up.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. examples/setup.sh
+. examples/setup.sh hf
 
 results=${RESULTS:-runs/quickstart}
 cluster=examples/clusters/laptop-mixed.json

@@ -1,5 +1,6 @@
 # Sourced by quickstart.sh and tests/run.sh: makes .venv in the project's root and installs the project into it, once.
-# Usage: . examples/setup.sh [EXTRA]      EXTRA is an optional set of dependencies from pyproject.toml, such as dev.
+# Usage: . examples/setup.sh [EXTRA]      EXTRA is an optional set of dependencies from pyproject.toml: hf (weights and
+# tokenizers in the formats of Hugging Face), or dev, which has them too.
 # PYTHON names the interpreter to use (default python3; 3.11 or newer).
 
 extra=${1:-}

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_no_block_hides_a_command_from_this_test() -> None:
         assert language in {"sh", "text", "python"}
         if language == "text":
             assert not re.search(r"^(\$ )?(cephalo|torchrun|python|pip|\./) ", block, re.MULTILINE)
+
+
+def test_the_two_commands_install_what_the_others_need() -> None:
+    """Weights are read and written by the extra `hf`, which the one installs and the other's extra holds."""
+    extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras["hf"]) <= set(extras["dev"])
+    for script, extra in (("examples/quickstart.sh", "hf"), ("tests/run.sh", "dev")):
+        assert f"\n. examples/setup.sh {extra}\n" in Path(script).read_text()
 
 
 def test_every_command_runs(tmp_path: Path) -> None:
