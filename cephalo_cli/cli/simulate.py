@@ -1,8 +1,8 @@
 """``cephalo simulate``: what a plan will do, before anything runs, and what would help."""
 
+import contextlib
 import json as json_text
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -113,12 +113,23 @@ def _name_next(out: "Output", plan: "Plan", path: str, *, fits: bool) -> None:
     from cephalo_cli.cli.launching import training_commands, unused
 
     if not fits:
-        made_from = plan.inputs[0].path if plan.inputs and Path(plan.inputs[0].path).is_file() else "PROFILE"
         batch = f"--batch-size {plan.global_batch_size}"
-        out.hint(f"cephalo plan {shlex.quote(made_from)} {batch} -o {unused('plan.json')}")
+        out.hint(f"cephalo plan {shlex.quote(_profile_of(plan))} {batch} -o {unused('plan.json')}")
         return
     for command in training_commands(plan, path, output=unused("measured.json")):
         out.hint(command)
+
+
+def _profile_of(plan: "Plan") -> str:
+    """The profile that a plan was made from, where it is still there."""
+    from cephalo_cli.artifacts import Profile, store
+    from cephalo_cli.errors import ArtifactError
+
+    for source in plan.inputs:
+        with contextlib.suppress(ArtifactError):
+            store.read(source.path, Profile)
+            return source.path
+    return "PROFILE"
 
 
 def _refuse(contradicts: bool, message: str, hint: str) -> None:  # noqa: FBT001  (reads as a sentence)
