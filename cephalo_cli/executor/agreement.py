@@ -85,6 +85,7 @@ def check_device(plan: Plan, context: ProcessContext) -> str | None:
         if measured is not None and measured.keeps_to_one_cpu and not here.keeps_to_one_cpu:
             return (
                 f"{where} may use all CPUs of the host; the plan was made for one CPU a rank, so its times will be off"
+                " (leave starting the ranks to cephalo train, or have the launcher hold each to a CPU of its own)"
             )
         return _other_versions(plan, context, here)
     expected = measured.memory_bytes if measured is not None else context.device_type.memory_bytes

@@ -99,6 +99,7 @@ def test_another_processor_is_only_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert told == (
         "rank 0 (core on host) may use all CPUs of the host; "
         "the plan was made for one CPU a rank, so its times will be off"
+        " (leave starting the ranks to cephalo train, or have the launcher hold each to a CPU of its own)"
     )
     assert check(monkeypatch, plan_for(cpu, pinned), "cpu", pinned) is None
 
