@@ -93,8 +93,10 @@ def draw_sides(sides: Sequence[Side]) -> "Figure":
     bars: list[tuple[str, float, str, bool]] = []
     for number, each in enumerate(sides):
         bars.append((_title(each), each.step_s, SERIES[number % len(SERIES)], True))
+    are_many = sum(bool(each.alternatives) for each in sides) > 1
     for each in sides:
-        bars += [(f"{other}, planned", step_s, OTHER, fits) for other, fits, step_s, _ in each.alternatives if step_s]
+        where = each.name if are_many and each.name else "planned"
+        bars += [(f"{other}, {where}", step_s, OTHER, fits) for other, fits, step_s, _ in each.alternatives if step_s]
     ranks = [f"{number} · {rank.device}" for number, rank in enumerate(sides[0].ranks)]
     same = all(len(each.ranks) == len(ranks) for each in sides)
     height = 1.2 + max(0.36 * len(bars), row_height(len(ranks)) * len(ranks) if same else 0.0)
@@ -196,7 +198,7 @@ def _steps(axes: "Axes", bars: Sequence[tuple[str, float, str, bool]]) -> None:
             fontsize=8,
             color=INK,
         )
-    axes.set_xlim(0, 1.55 * longest / scale)
+    axes.set_xlim(0, (1.55 if all(fits for *_, fits in bars) else 1.95) * longest / scale)
     axes.set_xlabel(f"one step ({unit})")
     tidy(axes, title="Step")
     rank_axis(axes, [label for label, _, _, _ in bars])

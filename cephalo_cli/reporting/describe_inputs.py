@@ -1,14 +1,12 @@
 """What a cluster, a model and a profile say."""
 
-import re
 from collections import Counter
-from collections.abc import Iterator
 
 from cephalo_cli.artifacts import Cluster, Model, Profile
 from cephalo_cli.artifacts.profile import Basis, CollectiveFit, DeviceProfile, UnitProfile
 from cephalo_cli.catalog import resolve_cluster
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Part, Sheet, Value, shown, without_empty_columns
-from cephalo_cli.reporting.words import basis_facts, link
+from cephalo_cli.reporting.words import basis_facts, link, unit_flags
 from cephalo_cli.units import model_units, num_parameters
 
 __all__ = ["describe_cluster", "describe_model", "describe_profile"]
@@ -17,7 +15,6 @@ BANDWIDTH = "bandwidth: of the rank that sends and receives most."
 UNRESOLVED = "at least, not resolved: the model's transfers are too small for their size to tell."
 FASTEST_LINK = 1e13
 """Bytes a second that no link between devices reaches: what is above was fitted to noise."""
-_NOISY = re.compile(r"noisy: (?P<phase>\w+) spread (?P<spread>\d+)% at microbatch (?P<size>\d+)")
 UNIT_TERMS = "working: memory beside parameters, at its most; saved: what is kept for backward without recompute."
 
 
@@ -155,7 +152,7 @@ def describe_profile(profile: Profile) -> list[Part]:
                 for kind, unit in device.units.items()
                 for index in sorted({0, len(unit.microbatch) - 1})
             ),
-            notes=(UNIT_TERMS, *_flags(profile)),
+            notes=(UNIT_TERMS, *unit_flags(profile.devices)),
         ),
         Sheet(
             name="devices",
@@ -173,28 +170,6 @@ def describe_profile(profile: Profile) -> list[Part]:
         ),
         *_network(profile),
     ]
-
-
-def _flags(profile: Profile) -> Iterator[str]:
-    """Say what looked odd, and where; what looked odd in several places is said once."""
-    places: dict[str, list[str]] = {}
-    spreads: list[tuple[int, str]] = []
-    for name, device in profile.devices.items():
-        for kind, unit in device.units.items():
-            for flag in unit.flags:
-                noise = _NOISY.fullmatch(flag)
-                if noise is None:
-                    places.setdefault(flag, []).append(f"{name} {kind}")
-                else:
-                    spreads.append(
-                        (int(noise["spread"]), f"{noise['phase']} of {name} {kind}, {noise['size']} samples")
-                    )
-    if spreads:
-        most, place = max(spreads)
-        curves = "one curve is" if len(spreads) == 1 else f"{len(spreads)} curves are"
-        yield f"{curves} noisy: repeated runs spread by up to {most} % ({place})."
-    for flag, where in places.items():
-        yield f"{', '.join(where)}: {flag}"
 
 
 def _curve_point(name: str, kind: str, unit: UnitProfile, index: int) -> dict[str, Value]:

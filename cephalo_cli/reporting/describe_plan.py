@@ -1,12 +1,12 @@
 """What a plan says: who does how much, whether it fits, and what else could have been done."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from cephalo_cli.artifacts import Plan
 from cephalo_cli.artifacts.plan import Alternative, RankPlan
 from cephalo_cli.quantities import format_percent
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Part, Sheet, Value, merged
-from cephalo_cli.reporting.words import basis_facts, memory_sheet, microbatches, throughput
+from cephalo_cli.reporting.words import basis_facts, memory_sheet, microbatches, throughput, unit_flags
 
 __all__ = ["describe_plan", "proof", "saves_memory_by", "with_chosen"]
 
@@ -46,7 +46,7 @@ def describe_plan(plan: Plan) -> list[Part]:
     )
     return [
         facts,
-        _work(plan.ranks, plan.model.num_layers),
+        _work(plan),
         memory_sheet([(rank.rank, rank.memory) for rank in plan.ranks]),
         *_alternatives(plan),
     ]
@@ -88,7 +88,9 @@ def proof(plan: Plan) -> str:
     return f"{plan.strategy} divides the work by a fixed rule and searches for nothing"
 
 
-def _work(ranks: Sequence[RankPlan], num_layers: int) -> Sheet:
+def _work(plan: Plan) -> Sheet:
+    """Who does how much; below it what looked odd, or is assumed, in the times of the devices that do it."""
+    used = dict.fromkeys(rank.device for rank in plan.ranks)
     return Sheet(
         name="ranks",
         title="Who does how much",
@@ -109,12 +111,13 @@ def _work(ranks: Sequence[RankPlan], num_layers: int) -> Sheet:
                     "microbatch_sizes": microbatches(rank.microbatch_sizes),
                     "num_samples": sum(rank.microbatch_sizes),
                     "state_share": rank.state_share,
-                    "extras": ", ".join(saves_memory_by(rank, num_layers)) or None,
+                    "extras": ", ".join(saves_memory_by(rank, plan.model.num_layers)) or None,
                     "compute_s": rank.expected.forward_s + rank.expected.backward_s + rank.expected.optimizer_s,
                 }
-                for rank in ranks
+                for rank in plan.ranks
             )
         ),
+        notes=tuple(unit_flags({name: plan.devices[name] for name in used})),
     )
 
 

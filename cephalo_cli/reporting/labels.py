@@ -5,12 +5,14 @@ from pathlib import PurePath
 
 from cephalo_cli.reporting.sheet import GAP, NARROWEST
 
-__all__ = ["LONGEST", "SHORTEST", "labels", "legend", "name_room", "short_names", "split_names"]
+__all__ = ["IN_A_PICTURE", "LONGEST", "SHORTEST", "labels", "legend", "name_room", "short_names", "split_names"]
 
 SHORTEST = 8
 """Labels are given this much room, whatever they leave to the rest of a table."""
 LONGEST = 32
 """No label is longer than this, whatever room there is."""
+IN_A_PICTURE = 24
+"""Most characters beside a bar."""
 CUT = "…"
 
 
@@ -39,7 +41,7 @@ def labels(names: Sequence[str], most: int) -> list[str]:
         alike = [len(set(characters)) == 1 for characters in zip(*ends, strict=False)]
         shared = alike.index(False) if False in alike else len(alike)
         short = [end if len(end) <= most else f"{CUT}{end[shared:]}" for end in ends]
-    if len(set(short)) < len(short) or max(map(len, short)) > most:
+    if len(set(short)) < len(short) or max(map(len, short), default=0) > most:
         tags = [f"#{number}" for number in range(1, len(ends) + 1)]
         short = [_without_middle(end, most - len(tag)) + tag for end, tag in zip(ends, tags, strict=True)]
     return short

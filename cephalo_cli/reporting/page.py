@@ -18,7 +18,7 @@ from cephalo_cli.reporting.compare_steps import side
 from cephalo_cli.reporting.describe import describe
 from cephalo_cli.reporting.describe_plan import proof, with_chosen
 from cephalo_cli.reporting.gantt import draw_step
-from cephalo_cli.reporting.labels import short_names
+from cephalo_cli.reporting.labels import IN_A_PICTURE, labels, short_names
 from cephalo_cli.reporting.markup import escaped, figure_of, part_of
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Sheet
 from cephalo_cli.timeline import Timeline
@@ -115,8 +115,8 @@ def _comparison(page: _Page, artifacts: Sequence[Envelope], names: Sequence[str]
     first, *rest = [part_of(part) for part in compared.parts]
     pieces = [first, f'<div class="side-by-side">{"".join(f"<div>{piece}</div>" for piece in rest)}</div>']
     sides = [
-        side(artifact, name)
-        for artifact, name in zip(artifacts, names, strict=True)
+        side(artifact, label)
+        for artifact, label in zip(artifacts, labels(names, IN_A_PICTURE), strict=True)
         if isinstance(artifact, Plan | Report)
     ]
     if sides:

@@ -10,7 +10,7 @@ from cephalo_cli.reporting.chart_plan import draw_plan
 from cephalo_cli.reporting.chart_profile import draw_profile
 from cephalo_cli.reporting.chart_steps import draw_report, draw_sides
 from cephalo_cli.reporting.compare_steps import side
-from cephalo_cli.reporting.labels import short_names
+from cephalo_cli.reporting.labels import IN_A_PICTURE, labels, short_names
 
 __all__ = ["plot_artifact"]
 
@@ -37,7 +37,7 @@ def plot_artifact(
         compared = [artifact for artifact in artifacts if isinstance(artifact, Plan | Report)]
         if len(compared) < len(artifacts):
             raise UsageError("only plans and reports are drawn together", hint="draw one artifact at a time")
-        called = [*short_names(names), *("" for _ in compared[len(names) :])]
+        called = [*labels(short_names(names), IN_A_PICTURE), *("" for _ in compared[len(names) :])]
         drawn = draw_sides([side(each, name) for each, name in zip(compared, called, strict=True)])
     elif isinstance(first, Plan):
         drawn = draw_plan(first)

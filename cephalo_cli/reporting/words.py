@@ -1,14 +1,15 @@
 """Short phrases that several tables share."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from cephalo_cli.artifacts.cluster import Link
 from cephalo_cli.artifacts.plan import Memory
-from cephalo_cli.artifacts.profile import Basis
+from cephalo_cli.artifacts.profile import Basis, DeviceProfile
 from cephalo_cli.quantities import format_change, format_count, format_percent, format_rate, format_seconds
 from cephalo_cli.reporting.sheet import Column, Fact, Sheet, Value, merged
 
-__all__ = ["basis_facts", "change", "link", "memory_sheet", "microbatches", "throughput"]
+__all__ = ["basis_facts", "change", "link", "memory_sheet", "microbatches", "throughput", "unit_flags"]
 
 
 TERMS = (
@@ -16,6 +17,7 @@ TERMS = (
     "microbatch; saved: activations kept for backward; reserve: taken by the runtime or kept free."
 )
 """What the terms of a rank's memory are."""
+_NOISY = re.compile(r"noisy: (?P<phase>\w+) spread (?P<spread>\d+)% at microbatch (?P<size>\d+)")
 
 
 def microbatches(sizes: Sequence[int]) -> str:
@@ -112,3 +114,25 @@ def memory_sheet(ranks: Sequence[tuple[int, Memory]]) -> Sheet:
 def _fits(row: Mapping[str, Value]) -> bool:
     total, limit = row["total_bytes"], row["limit_bytes"]
     return not (isinstance(total, int) and isinstance(limit, int) and total > limit)
+
+
+def unit_flags(devices: Mapping[str, DeviceProfile]) -> Iterator[str]:
+    """Say what looked odd, and where; what looked odd in several places is said once."""
+    places: dict[str, list[str]] = {}
+    spreads: list[tuple[int, str]] = []
+    for name, device in devices.items():
+        for kind, unit in device.units.items():
+            for flag in unit.flags:
+                noise = _NOISY.fullmatch(flag)
+                if noise is None:
+                    places.setdefault(flag, []).append(f"{name} {kind}")
+                else:
+                    spreads.append(
+                        (int(noise["spread"]), f"{noise['phase']} of {name} {kind}, {noise['size']} samples")
+                    )
+    if spreads:
+        most, place = max(spreads)
+        curves = "one curve is" if len(spreads) == 1 else f"{len(spreads)} curves are"
+        yield f"{curves} noisy: repeated runs spread by up to {most} % ({place})."
+    for flag, where in places.items():
+        yield f"{', '.join(where)}: {flag}"

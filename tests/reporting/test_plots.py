@@ -151,3 +151,16 @@ def test_a_name_that_no_font_has_is_drawn_without_a_warning(tmp_path: Path) -> N
     cluster = drawn.cluster.model_copy(update={"name": "漢字" * 40})
     plot_artifact([drawn.model_copy(update={"cluster": cluster})], str(tmp_path / "a.png"), names=["a"], force=False)
     assert (tmp_path / "a.png").stat().st_size > 0
+
+
+def test_strategies_of_two_plans_are_told_apart_and_long_names_are_cut(tmp_path: Path) -> None:
+    names = ["plan.json", "runs/a-folder-with-a-very-long-name/plan.json"]
+    plot_artifact([plan(), plan()], tmp_path / "two.svg", names=names)
+    text = words(tmp_path / "two.svg")
+    for label in (
+        "plan (planned)",
+        "a-folder-wi…ng-name/plan (planned)",
+        "fsdp, plan ",
+        "fsdp, a-folder-wi…ng-name/plan",
+    ):
+        assert label in text
