@@ -28,6 +28,8 @@ class CephaloError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+    is_of_every_rank: bool = False
+    """Whether every rank finds the same fault by itself, so that one of each host may say it for all."""
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)

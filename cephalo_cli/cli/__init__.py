@@ -111,7 +111,8 @@ def _run(arguments: list[str] | None) -> int:
     except CephaloError as error:
         if debug:
             traceback.print_exc()
-        _complain(str(error))
+        if not error.is_of_every_rank or os.environ.get("LOCAL_RANK", "0") == "0":
+            _complain(str(error))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted")

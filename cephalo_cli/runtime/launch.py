@@ -197,11 +197,13 @@ def _ignore(rank: int, event: Any) -> None:
 
 def _check_startable(cluster: Cluster, external: RankEnvironment | None) -> None:
     if external is not None and external.world_size != len(cluster.ranks):
-        raise UsageError(
+        error = UsageError(
             f"the launcher started {external.world_size} processes, cluster {cluster.name!r} has "
             f"{len(cluster.ranks)} devices",
             hint="start one process per device; train --elastic plans again for what is there",
         )
+        error.is_of_every_rank = True
+        raise error
     on_accelerators = common_backend(cluster) != "cpu"
     if external is None and len(cluster.nodes) > 1 and on_accelerators:
         raise UsageError(

@@ -27,6 +27,16 @@ def test_a_plan_for_four_ranks_launched_with_two(monkeypatch: pytest.MonkeyPatch
     )
 
 
+def test_what_every_rank_finds_is_said_once_on_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for rank, said in (("0", 1), ("1", 0)):
+        for name, value in (where | {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}).items():
+            monkeypatch.setenv(name, value)
+        ran = cephalo("train", PLAN, *TRAIN)
+        assert (ran.code, ran.err.count("the launcher started 2 processes")) == (2, said)
+        assert len(ran.err.splitlines()) == said
+
+
 def test_a_launcher_that_says_half(monkeypatch: pytest.MonkeyPatch) -> None:
     code, error = launched(monkeypatch, RANK="0", WORLD_SIZE="4")
     assert code == 2
