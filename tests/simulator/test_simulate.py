@@ -246,8 +246,8 @@ def test_jitter_makes_steps_longer_because_the_slowest_rank_decides() -> None:
     [
         ({"stragglers": {3: 1.3}}, "--straggler: there is no rank 3 (the plan has ranks 0 to 2)"),
         ({"stragglers": {0: 0.0}}, "--straggler: factor 0 of rank 0 must be between 1 and 1e+06 (such as 1.3)"),
-        ({"jitter_sigma": -0.1}, "--jitter: is -0.1, expected 0 to 2 (0.05 is a noisy machine)"),
-        ({"jitter_sigma": float("nan")}, "--jitter: is nan, expected 0 to 2 (0.05 is a noisy machine)"),
+        ({"jitter_sigma": -0.1}, "--jitter is -0.1, expected 0 to 2 (0.05 is a noisy machine)"),
+        ({"jitter_sigma": float("nan")}, "--jitter is nan, expected 0 to 2 (0.05 is a noisy machine)"),
     ],
 )
 def test_refuses_disturbances_that_make_no_sense(options: dict[str, Any], message: str) -> None:
