@@ -212,6 +212,14 @@ class _Compute:
         kind = self.step.units[stage.unit].kind
         return copy_s(self.basis, self.device, kind, stage.phase, self.sizes(stage), offload=self.choice.offload)
 
+    def waits_s(self, stages: Sequence[Stage]) -> float:
+        """What stages that only this rank waits for take longer than their compute, because of its host copies."""
+        if not self.choice.offload:
+            return 0.0
+        alike = Counter((self.step.units[stage.unit].kind, stage.phase, self.sizes(stage)) for stage in stages)
+        found = {(self.step.units[stage.unit].kind, stage.phase, self.sizes(stage)): stage for stage in stages}
+        return sum(times * max(0.0, self.copy(found[key]) - self.seconds(found[key])) for key, times in alike.items())
+
     def moving_s(self, gathered: Sequence[int], reduced: Sequence[int]) -> float:
         num_bytes = sum(self.times.gather_bytes[unit] for unit in gathered)
         num_bytes += sum(self.times.reduce_bytes[unit] for unit in reduced)
@@ -246,21 +254,33 @@ def _replicated_step(
     """Replicated state: ranks run freely until the reductions, which start as gradients are complete, unit after unit.
 
     ``step = max( max_i compute_i + AR(last), max_i(compute_i until the first gradient is complete) + sum_u AR(u) )
-    + max_i optimizer_i``, where on CPU devices compute_i carries the moving of all reductions but the last.
+    + max_i optimizer_i``, where on CPU devices compute_i carries the moving of all reductions but the last. A rank that
+    offloads takes the longer of compute and copies in each of its stages.
     """
     reduced = [stage for stage in step.stages if stage.reduce]
     tail = reduced[1:]
+    waits = [rank_compute.waits_s(step.stages) for rank_compute in computes]
     hidden = [unit for stage in reduced[:-1] for unit in stage.reduce]
-    compute = max(
+    computed = [
         rank.forward_s + rank.backward_s + rank_compute.moving_s((), hidden)
         for rank, rank_compute in zip(ranks, computes, strict=True)
-    )
-    ready = max(
+    ]
+    compute = max(computed)
+    ready = [
         rank.forward_s + rank.backward_s - sum(rank_compute.seconds(stage) for stage in tail)
         for rank, rank_compute in zip(ranks, computes, strict=True)
-    )
+    ]
     all_reduces = sum(times.reduce_s[unit] for stage in reduced for unit in stage.reduce)
     last = sum(times.reduce_s[unit] for unit in reduced[-1].reduce)
-    busy = max(compute + last, ready + all_reduces)
-    stage = StageEstimate(network_s=all_reduces - last, compute_s=compute, copy_s=0.0, ready_s=ready)
+    busy = max(compute + last, max(ready) + all_reduces)
+    copied = 0.0
+    if any(waits):
+        ends = max(seconds + wait_s for seconds, wait_s in zip(computed, waits, strict=True))
+        copied_ready = max(
+            seconds + wait_s - rank_compute.waits_s(tail)
+            for seconds, wait_s, rank_compute in zip(ready, waits, computes, strict=True)
+        )
+        busy = max(busy, ends + last, copied_ready + all_reduces)
+        copied = busy - last
+    stage = StageEstimate(network_s=all_reduces - last, compute_s=compute, copy_s=copied, ready_s=max(ready))
     return StepEstimate(step_s=busy + optimizer, ranks=ranks, exposed_s=last, stages=(stage,), optimizer_s=optimizer)

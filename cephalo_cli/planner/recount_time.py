@@ -78,6 +78,10 @@ class RankTime:
             into * (latency + moved / host.to_device_bytes_per_s), out * (latency + moved / host.to_host_bytes_per_s)
         )
 
+    def late_s(self, stage: Stage) -> float:
+        """By how much the copies of a stage outlast its compute."""
+        return max(0.0, self.copy_s(stage) - self.stage_s(stage, 0.0))
+
     @property
     def _device(self) -> DeviceProfile:
         return self.plan.devices[self.rank.device]
@@ -135,15 +139,20 @@ class StepTime:
         return total + self._network_s((), complete)
 
     def _replicated_s(self) -> float:
-        """Ranks run freely until the gradients, which are reduced one after the other, the head's first."""
+        """Ranks run freely until the gradients, which are reduced one after the other, the head's first.
+
+        A stage of a rank that offloads ends when its copies have, if they are longer than its compute.
+        """
         reducing = [stage for stage in self.step.stages if stage.reduce]
         hidden = self._moved_bytes((), [unit for stage in reducing[:-1] for unit in stage.reduce])
         ends, ready = 0.0, 0.0
         for rank in self.distinct:
             whole = rank.forward_s + rank.backward_s
             moving = 0.0 if self.plan.network == "ideal" else rank.all_reduced_s(hidden)
+            late = {stage: rank.late_s(stage) for stage in self.step.stages} if rank.rank.offload else {}
+            whole += sum(late.values())
             ends = max(ends, whole + moving)
-            ready = max(ready, whole - sum(rank.stage_s(stage, 0.0) for stage in reducing[1:]))
+            ready = max(ready, whole - sum(rank.stage_s(stage, 0.0) + late.get(stage, 0.0) for stage in reducing[1:]))
         reductions = [self._all_reduce_s(stage.reduce) for stage in reducing]
         return max(ends + reductions[-1], ready + sum(reductions))
 

@@ -13,7 +13,7 @@ from cephalo_cli.planner.groups import DeviceGroup, Mode
 from cephalo_cli.planner.problem import Problem
 from cephalo_cli.planner.round_costs import AnySizes, OneSize, RoundCosts
 from cephalo_cli.planner.shares import ROUNDING
-from cephalo_cli.planner.sizes import least_sample_s, size_costs
+from cephalo_cli.planner.sizes import least_sample_s
 from cephalo_cli.planner.way import Way
 from cephalo_cli.schedule import step_stages
 
@@ -74,8 +74,7 @@ class Ranks:
             one, more = (table.by_size(rounds)[: most + 1] for rounds in (1, 2))
             if any(not (one & ~other.one).any() and not (more & ~other.more).any() for other in self.tables):
                 continue
-            costs = size_costs(way.problem, group, mode, way.most, trim=False)
-            tail = costs.seconds[: most + 1] @ (parts.counts * backward)
+            tail = table.by_kind[: most + 1] @ (parts.counts * backward)
             penalty = np.maximum(moving_s, parts.hidden_s - tail)
             penalty[0] = self.none_s
             self.closed &= self.only is not None or not (np.diff(more.astype(int)) > 0).any()

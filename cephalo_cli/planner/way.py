@@ -64,7 +64,13 @@ class SizeTable:
     def __init__(self, way: Way, group: DeviceGroup, mode: Mode) -> None:
         problem, most = way.problem, way.most
         costs = size_costs(problem, group, mode, most, trim=False)
-        self.seconds = costs.seconds @ np.array(problem.counts, dtype=np.float64)
+        self.by_kind = costs.seconds
+        """Seconds of a stage by size and kind, shape (sizes + 1, kinds); replicated, copies included where they are
+        longer: no rank waits for another's."""
+        if way.schedule == "replicated" and mode.offload:
+            each = np.arange(most + 1)
+            self.by_kind = np.maximum(costs.seconds, costs.copy_s(each, np.minimum(each, 1).astype(np.float64)))
+        self.seconds = self.by_kind @ np.array(problem.counts, dtype=np.float64)
         saved = np.ceil(costs.additive[:, KEPT]) + costs.boundary_bytes * np.arange(most + 1)
         more_buffers_bytes = [0, 0] if group.device.method == "imported" else way.more_buffers_bytes
         starts = way.share <= group.startup_share

@@ -5,12 +5,13 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from cephalo_cli.artifacts.plan import PlanSettings
-from cephalo_cli.artifacts.profile import CollectiveFit, NetworkProfile, Profile
+from cephalo_cli.artifacts.profile import CollectiveFit, HostCopy, NetworkProfile, Profile
 from cephalo_cli.costmodel import RankChoice, rank_memory, step_estimate
 from cephalo_cli.errors import ArtifactError
 from cephalo_cli.planner import check_plan, make_plan
@@ -20,7 +21,7 @@ from cephalo_cli.planner.make import proof_of_both
 from cephalo_cli.planner.problem import Space, make_problem
 from cephalo_cli.planner.replicated import best_replicated
 from cephalo_cli.schedule import step_stages
-from cephalo_cli.units import model_units
+from cephalo_cli.units import boundary_bytes, model_units
 
 Make = Callable[..., Profile]
 AMPLE = 10**9
@@ -59,13 +60,13 @@ def rank_choices(profile: Profile, settings: PlanSettings, device: str, samples:
             if sizes:
                 ordered.remove(last)
             for count in counts:
-                if count == layers or may_keep:
+                if (count == layers or may_keep) and (count == layers or settings.offload != "on"):
                     yield RankChoice(
                         device=device,
                         microbatch_sizes=tuple(ordered),
                         state_share=1.0,
                         recompute=count > 0,
-                        offload=False,
+                        offload=settings.offload == "on",
                         recompute_blocks=None if count in (0, layers) else count,
                     )
 
@@ -115,6 +116,16 @@ SETTINGS = (
 @pytest.mark.parametrize("settings", SETTINGS, ids=["auto", "blocks", "one size", "updates in backward"])
 @pytest.mark.parametrize("moving", [False, True])
 def test_equals_enumeration(settings: PlanSettings, random_profile: Make, *, moving: bool) -> None:
+    assert held_against_enumeration(settings, random_profile, moving=moving)["proven"] >= 5
+
+
+def test_equals_enumeration_where_ranks_offload(random_profile: Make) -> None:
+    seen = held_against_enumeration(PlanSettings(offload="on"), random_profile, moving=False)
+    assert seen["proven"] >= 5
+    assert seen["slowed by copies"] >= 3
+
+
+def held_against_enumeration(settings: PlanSettings, random_profile: Make, *, moving: bool) -> Counter[str]:
     seen = Counter[str]()
     for seed in range(24):
         profile = roomy(random_profile(seed, moving=moving, num_ranks=2 + (seed % 4 == 0)), seed)
@@ -135,7 +146,37 @@ def test_equals_enumeration(settings: PlanSettings, random_profile: Make, *, mov
             assert found.lower_bound_s == pytest.approx(found_s, rel=1e-9)
             seen["proven"] += 1
         seen["rounds"] += found.decided.step.num_rounds > 1
-    assert seen["proven"] >= 5
+        here = [replace(choice, offload=False) for choice in found.decided.choices]
+        seen["slowed by copies"] += step_estimate(profile, here, found.decided.step).step_s < found_s * (1 - 1e-9)
+    return seen
+
+
+def test_a_replicated_plan_that_offloads_takes_as_long_as_its_copies(simple_profile: Make) -> None:
+    profile = with_network(simple_profile({"only": (2, AMPLE, 1e-3)}), 1e7)
+    copies = HostCopy(to_device_bytes_per_s=1e4, to_host_bytes_per_s=1e4, latency_s=0.25)
+    slow = {name: device.model_copy(update={"host_copy": copies}) for name, device in profile.devices.items()}
+    profile = profile.model_copy(update={"devices": slow})
+    choices = [
+        RankChoice(device="only", microbatch_sizes=sizes, state_share=1.0, recompute=True, offload=True)
+        for sizes in ((2, 1), (1,))
+    ]
+    step = step_stages("replicated", model_units(profile.model), 2)
+    moved_s = 0.25 + boundary_bytes(profile.model, profile.seq_len, profile.dtype, 1) / 1e4
+    twice_s = 0.25 + boundary_bytes(profile.model, profile.seq_len, profile.dtype, 2) / 1e4
+    blocks = profile.model.num_layers
+    # Forward of the embedding and the blocks moves one boundary out, the head one in, the backward of a block two in.
+    per_copy = 1 + blocks + 1 + 2 * blocks + 1
+    estimate = step_estimate(profile, choices, step)
+    reductions_s = estimate.step_s - per_copy * (moved_s + twice_s)
+    assert 0 <= reductions_s < 0.02 * estimate.step_s
+    assert estimate.bound == "copy"
+    offloads, keeps = (  # both are counted again by `check_plan`
+        make_plan(with_network(profile, 1e3), 4, settings=PlanSettings(offload=switch)) for switch in ("on", "off")
+    )
+    assert offloads.schedule == keeps.schedule == "replicated"
+    assert all(rank.offload for rank in offloads.ranks)
+    # Copies of the backward are hidden behind reductions, those before them are not.
+    assert offloads.expected.step_s > keeps.expected.step_s + (blocks + 2) * 0.25 * 0.99
 
 
 @pytest.mark.parametrize("seed", range(30))
