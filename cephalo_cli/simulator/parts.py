@@ -19,6 +19,12 @@ from cephalo_cli.units import boundary_bytes
 __all__ = ["Disturbance", "Part", "Setting", "rank_choice", "setting"]
 
 
+STALL_IN_COMPUTE = 0.5
+"""Part of a stall that falls into compute, which takes longer by it; the rest are waits. A rehearsal cannot tell them
+apart: for 30 ranks of emulated clusters, bound by compute or by communication, it was 0.47 in the median, and half of
+them lay between 0.39 and 0.72."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
     """What makes a step slower than the profile says."""
@@ -48,7 +54,7 @@ class Part:
     issue_s: tuple[float, ...]
     """Seconds this rank takes to issue each collective, in which it does not compute (cpu devices)."""
     stall_s: tuple[float, ...]
-    """Seconds this rank does not compute for each collective that runs already (cpu devices)."""
+    """Seconds this rank waits for each collective that runs already (cpu devices)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +158,7 @@ def _part(
     if step.name == "replicated":
         # The profile's part is of direct sends. An all-reduce adds up in threads of its own, while compute goes on.
         stall_part = 0.0
+    stall_part *= 1.0 - STALL_IN_COMPUTE
     return Part(
         ranks=tuple(ranks),
         choice=choice,

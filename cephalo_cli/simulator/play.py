@@ -12,7 +12,7 @@ Note: moving bytes on the cores that compute
     takes ``moving_s`` longer, as in the closed form; a rank that idles meanwhile loses nothing, because D was measured
     with the moving inside. What is charged and what falls into idle time add up to ``moving_s``. Issuing the collective
     (its place is allocated, the rank's own part is copied there) comes before, for ``issue_s``; and for ``stall_s`` the
-    rank does not compute although the collective runs, because its threads get the cores in turns. Both are waits.
+    rank stands still although the collective runs, because its threads get the cores in turns. Both are waits.
 
 Note: sums that end a step
     Before the optimizer runs, ranks add up loss and gradient norm, and tokens before the next step. Where they were

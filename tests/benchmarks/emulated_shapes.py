@@ -1,6 +1,6 @@
 """How well predictions come true on emulated clusters of this machine. Prints predicted and measured, shape by shape.
 
-    python -m tests.benchmarks.emulated_shapes [SHAPE ...] [--repeats 3] [--steps 12] [--max-seconds 20] [--keep FOLDER]
+    python -m tests.benchmarks.emulated_shapes [SHAPE ...] [--repeats 3] [--steps 12] [--max-seconds 60] [--keep FOLDER]
 
 Every shape goes through the command line as a user's would: profile once, plan, simulate, then train ``--repeats``
 times. "off" is the predicted step over the measured one, less 1; "wait off" is how far a rank's predicted wait is off,
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=f"of {', '.join(SHAPES)}; all when absent")
     parser.add_argument("--repeats", type=int, default=3, help="trainings of one plan")
     parser.add_argument("--steps", default="12", help="steps of one training")
-    parser.add_argument("--max-seconds", default="20", help="budget of the profile")
+    parser.add_argument("--max-seconds", default="60", help="budget of the profile")
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave the files")
     parser.add_argument("--profile", metavar="FOLDER", help="do not profile again: an earlier --keep FOLDER")
     options = parser.parse_args(arguments)

@@ -266,6 +266,17 @@ def test_moved_bytes_slow_compute_by_exactly_their_time_when_it_covers_the_colle
     assert moving.report.ranks[0].compute_s == pytest.approx(plain.report.ranks[0].compute_s + part.moved_s, rel=1e-9)
 
 
+def test_half_of_a_stall_is_compute_that_takes_longer_and_half_a_wait() -> None:
+    plan = make_plan(["fast", "fast"], [[8], [8]], moving=1e-10)
+    parts = {"collective_issue_part": 0.25, "collective_stall_part": 0.5}
+    devices = {name: device.model_copy(update=parts) for name, device in plan.devices.items()}
+    whole = simulate(plan).play.parts[0].part
+    part = simulate(plan.model_copy(update={"devices": devices})).play.parts[0].part
+    assert part.issue_s == pytest.approx([0.25 * each for each in whole.moving_s], rel=1e-9)
+    assert part.stall_s == pytest.approx([0.25 * each for each in whole.moving_s], rel=1e-9)
+    assert part.moving_s == pytest.approx([0.5 * each for each in whole.moving_s], rel=1e-9)
+
+
 @given(
     start=st.floats(0, 10),
     seconds=st.floats(0, 10),
