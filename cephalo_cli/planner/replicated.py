@@ -37,8 +37,8 @@ SAME = 1e-12
 EFFORT = 2e7
 """Sums of two costs after which the best plan so far is taken, unless the search is thorough: about 0.2 s."""
 
-FEW_SIZES = 16
-"""Sizes of microbatches of which a first plan is made."""
+FEW_SIZES = (4, 16)
+"""Numbers of sizes of microbatches of which first plans are made."""
 
 MOST_PASSES = 4
 """How often to search with what was found before."""
@@ -80,9 +80,9 @@ def best_replicated(
     way = Way(problem, "replicated", 1.0, max(most))
     best: Decided | None = None
     lower_s, effort = 0.0, math.inf if thorough else EFFORT
-    # A better plan leaves less to look at, so one of few sizes is looked for first; what one search leaves open, the
+    # A better plan leaves less to look at, so those of few sizes are looked for first; what one search leaves open, the
     # next one may close.
-    passes: list[int | None] = [FEW_SIZES] * (max(most) > 2 * FEW_SIZES) + [None] * MOST_PASSES
+    passes: list[int | None] = [*(few for few in FEW_SIZES if max(most) > 2 * few), *[None] * MOST_PASSES]
     for few in passes:
         limit_s = (known_s - parts.fixed_s) * (1.0 + ROUNDING)
         ranks = [
@@ -97,7 +97,7 @@ def best_replicated(
         search.run(deadline, effort)
         found = search.decided()
         if few is not None:
-            best = found
+            best = best if found is None else found
             known_s = known_s if found is None else min(known_s, found.estimate.step_s)
             continue
         lower_s = max(lower_s, search.lower_bound_s)

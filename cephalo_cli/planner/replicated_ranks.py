@@ -132,8 +132,7 @@ class Ranks:
             return np.asarray(np.min([known.in_one for known in self.modes], axis=0))
         tables = []
         for known in self.modes:
-            fewer = [known.in_rounds.exactly(count) for count in range(1, rounds)]
-            tables += [known.in_rounds.ending(rounds), np.min(fewer, axis=0) + self.none_s]
+            tables += [known.in_rounds.ending(rounds), known.in_rounds.fewer(rounds) + self.none_s]
         least = np.min(tables, axis=0)
         least[0] = self.none_s if any(known.more[0] for known in self.modes) else np.inf
         return np.asarray(least)

@@ -36,6 +36,7 @@ class RoundCosts(ABC):
         self.most = len(seconds) - 1
         self.effort = 0
         """Sums of two costs that one more microbatch takes."""
+        self.least_of_fewer: list[Floats] = []
 
     @abstractmethod
     def counts_of(self, fewest: int, most: int) -> tuple[int, int]:
@@ -44,6 +45,13 @@ class RoundCosts(ABC):
     @abstractmethod
     def exactly(self, count: int) -> Floats:
         """F_k."""
+
+    def fewer(self, count: int) -> Floats:
+        """The least F of at least one microbatch and fewer than so many, which are two or more."""
+        while len(self.least_of_fewer) < count - 1:
+            now = self.exactly(len(self.least_of_fewer) + 1)
+            self.least_of_fewer.append(np.minimum(now, self.least_of_fewer[-1]) if self.least_of_fewer else now)
+        return self.least_of_fewer[count - 2]
 
     @abstractmethod
     def ending(self, count: int) -> Floats:
