@@ -10,6 +10,8 @@ from cephalo_cli.cli.gpus import common_dtype
 from cephalo_cli.cli.options import LARGEST_INTEGER, Dtype, Force, Json, Lora, OutputPath, Quiet, check_length
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import RenderableType
 
     from cephalo_cli.artifacts import Cluster, Model, Profile
@@ -75,7 +77,11 @@ def command(
         ),
     ] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Budget of measuring, for each device type; 60 when absent.")
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Seconds of measuring, for each device type: starting processes comes on top. 60 when absent.",
+        ),
     ] = None,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Estimate from the catalog instead of measuring here.")
@@ -144,7 +150,7 @@ def command(
         wanted = replace(wanted, dtype=common_dtype(devices))
         out.note(f"computed in {wanted.dtype}, which all these devices run; --dtype names another")
     with out.progress("profiling") as progress:
-        profile, more = wanted.make(devices, shape, progress, external)
+        profile, more = wanted.make(devices, shape, progress, external, out.note)
     if profile is None:
         return
     profile = profile.model_copy(update={"inputs": (*cluster_inputs, *inputs, *more)})
@@ -177,7 +183,12 @@ class _Wanted:
     memory_cluster: str | None
 
     def make(
-        self, cluster: "Cluster", model: "Model", progress: "ProgressCallback", external: "RankEnvironment | None"
+        self,
+        cluster: "Cluster",
+        model: "Model",
+        progress: "ProgressCallback",
+        external: "RankEnvironment | None",
+        note: "Callable[[str], None]",
     ) -> "tuple[Profile | None, tuple[InputFile, ...]]":
         """Estimate, import or measure; None in the other ranks of an outer launcher. Also the files that were read."""
         from cephalo_cli.artifacts import Profile, store
@@ -220,6 +231,7 @@ class _Wanted:
             max_microbatch=self.max_microbatch or LARGEST_MEASURED,
             max_seconds=self.max_seconds or DEFAULT_SECONDS,
             progress=progress,
+            on_notice=note,
             external=external,
         )
         return measured, ()

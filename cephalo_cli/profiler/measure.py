@@ -20,9 +20,10 @@ from cephalo_cli.profiler.attention import Attention, attention_by, kernels_here
 from cephalo_cli.profiler.measure_device import host_copy, optimizer_s_per_parameter, reserve_bytes
 from cephalo_cli.profiler.measure_moving import Moving
 from cephalo_cli.profiler.measure_network import Measured, measure_network
-from cephalo_cli.profiler.measure_timing import compute_clock, microbatch_sizes
+from cephalo_cli.profiler.measure_timing import compute_clock, largest_of_ranks, microbatch_sizes
 from cephalo_cli.profiler.measure_units import Curves, measure_units
 from cephalo_cli.profiler.memory import UnitMemory, memory_curve
+from cephalo_cli.profiler.stopwatch import Stopwatch
 from cephalo_cli.profiler.unit_runner import UnitRunner
 from cephalo_cli.runtime.device import device_identity
 from cephalo_cli.runtime.heap import trim_heap
@@ -33,10 +34,12 @@ from cephalo_cli.units import num_frozen_parameters, num_parameters
 __all__ = ["measure_rank", "profile_cluster"]
 
 KINDS: tuple[UnitKind, ...] = ("embedding", "block", "head")
-UNITS_PART = 0.65
-"""Part of the time limit for forward and backward."""
 NETWORK_PART = 0.25
-"""Part of the time limit for collectives; the rest is for the optimizer and for starting."""
+"""Part of the time limit for collectives, and what forward and backward leave over."""
+OPTIMIZER_PART = 0.05
+"""Part of the time limit for the optimizer; forward and backward have what it leaves over."""
+OVERRUN = 1.1
+"""Measuring that takes more than this times the time limit says so."""
 SMALL_PART = 8
 """Optimizer and collectives are measured on buffers that take at most one part in this of a device's memory."""
 
@@ -50,6 +53,7 @@ def profile_cluster(
     max_microbatch: int = 8,
     max_seconds: float = 60.0,
     progress: Callable[[float, str], None] | None = None,
+    on_notice: Callable[[str], None] = lambda _: None,
     external: RankEnvironment | None = None,
     use_cgroups: bool = True,
 ) -> Profile | None:
@@ -61,8 +65,10 @@ def profile_cluster(
         seq_len: Tokens of one sample.
         dtype: Compute dtype.
         max_microbatch: Largest microbatch size to measure; memory or time may end a series before.
-        max_seconds: Time limit for measuring; all device types are measured at once.
+        max_seconds: Time limit for measuring; all device types are measured at once. Starting processes, loading
+            libraries, building units and finding their memory on fake tensors come on top.
         progress: Told the fraction done, and what is being done.
+        on_notice: Told in one sentence when the fewest measurements took longer than the time limit.
         external: The outer launcher, if any; then this process measures its own rank.
         use_cgroups: As in `run_ranks`.
 
@@ -86,6 +92,9 @@ def profile_cluster(
     fractions = [0.0] * len(cluster.ranks)
 
     def on_event(rank: int, event: Any) -> None:
+        if "notice" in event:
+            on_notice(event["notice"])
+            return
         fractions[rank] = event["fraction"]
         if progress is not None:
             progress(min(fractions) if external is None else fractions[rank], event["text"])
@@ -129,6 +138,8 @@ def measure_rank(context: ProcessContext, arguments: Any) -> Any:
     def told(text: str, begin: float, part: float) -> Callable[[float], None]:
         return lambda done: context.emit({"fraction": begin + part * done, "text": text})
 
+    stopwatch = Stopwatch()
+    units_part = 1 - NETWORK_PART if context.world_size > 1 else 1.0
     told("optimizer", 0.0, 0.0)(0.0)
     optimizer = optimizer_s_per_parameter(
         model,
@@ -137,7 +148,9 @@ def measure_rank(context: ProcessContext, arguments: Any) -> Any:
         num_ranks=context.world_size,
         most_bytes=small,
         clock=clock,
+        stopwatch=stopwatch,
         compute=context.compute,
+        max_seconds=OPTIMIZER_PART * max_seconds,
     )
     units = measure_units(
         model,
@@ -147,21 +160,23 @@ def measure_rank(context: ProcessContext, arguments: Any) -> Any:
         capacity_bytes=capacity,
         curves=curves,
         clock=clock,
+        stopwatch=stopwatch,
         compute=context.compute,
-        max_seconds=UNITS_PART * max_seconds,
-        on_pass=told("forward and backward", 1 - UNITS_PART - NETWORK_PART, UNITS_PART),
+        max_seconds=units_part * max_seconds - stopwatch(),
+        on_pass=told("forward and backward", 0.0, units_part),
     )
     block = units["block"]
     units["block"] = block.model_copy(update={"flags": (*block.flags, f"{attention} attention")})
     reserve = reserve_bytes(context.device)
     if context.device.type == "cpu":
         trim_heap()  # the sweep ended near the device's memory: what it left in the heap is room for the collectives
-    _compute_until_all_are_done(context, model, seq_len, dtype)
+    with stopwatch.paused():
+        _compute_until_all_are_done(context, model, seq_len, dtype)
     told("collectives", 1 - NETWORK_PART, 0.0)(1.0)
     network = None
     if context.world_size > 1:
         network = measure_network(
-            context, model, seq_len, dtype, most_bytes=small, max_seconds=NETWORK_PART * max_seconds
+            context, model, seq_len, dtype, stopwatch=stopwatch, most_bytes=small, max_seconds=max_seconds
         )
     speed = context.device_type.emulated_speed or torch.get_num_threads()
     moving = Moving() if network is None else network.moving
@@ -178,6 +193,7 @@ def measure_rank(context: ProcessContext, arguments: Any) -> Any:
         emulation=context.emulation,
         identity=device_identity(context.device, context.device_type),
     )
+    _say_overrun(context, stopwatch, max_seconds)
     told("done", 1.0, 0.0)(1.0)
     return _collected(context, device, network)
 
@@ -215,6 +231,15 @@ def _compute_until_all_are_done(context: ProcessContext, model: Model, seq_len: 
             with context.compute():
                 torch.autograd.backward((runner.module(*arguments),), (gradient,))
     everyone_is_here.wait()
+
+
+def _say_overrun(context: ProcessContext, stopwatch: Stopwatch, max_seconds: float) -> None:
+    """Say it on rank 0 when measuring took longer than it should on some rank."""
+    spent_s = largest_of_ranks(context, stopwatch())
+    if context.rank == 0 and spent_s > OVERRUN * max_seconds:
+        context.emit(
+            {"notice": f"measuring took {spent_s:.1f} s: even the fewest repeats need more than {max_seconds:g} s"}
+        )
 
 
 def _collected(context: ProcessContext, device: DeviceProfile, network: Measured | None) -> Any:

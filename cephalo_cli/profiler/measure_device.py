@@ -10,6 +10,7 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import HostCopy
 from cephalo_cli.profiler.measure_timing import Clock
+from cephalo_cli.profiler.stopwatch import Stopwatch
 from cephalo_cli.runtime.collectives import scratch_bytes_limit
 from cephalo_cli.runtime.device import DeviceClock
 from cephalo_cli.runtime.heap import anonymous_bytes, trim_heap
@@ -19,6 +20,9 @@ __all__ = ["host_copy", "optimizer_s_per_parameter", "reserve_bytes"]
 
 CPU_MARGIN_BYTES = 24 * 2**20
 """Added to the reserve on CPU: gaps in the heap that long-lived tensors cause; giving them back costs time."""
+FEWEST_STEPS = 2
+MOST_STEPS = 5
+"""Of the optimizer."""
 IN_HOST_MEMORY = frozenset({"cpu", "mps"})
 """Devices without a memory of their own."""
 ACCELERATOR_MARGIN = 0.03
@@ -33,12 +37,16 @@ def optimizer_s_per_parameter(
     num_ranks: int,
     most_bytes: int | None,
     clock: Clock,
+    stopwatch: Stopwatch,
     compute: Callable[[], AbstractContextManager[None]],
+    max_seconds: float,
 ) -> float:
     """Measure the optimizer step on shards: the gradient's norm, its scaling, and AdamW.
 
     The shards are those of an equal split, one tensor a unit, as long as they take at most ``most_bytes``. One rank
-    alone also clears its gradients, once a step; with more, that is part of what collectives cost.
+    alone also clears its gradients, once a step; with more, that is part of what collectives cost. The first step loads
+    libraries and allocates the moments: it counts neither as a measurement nor on the stopwatch. After ``max_seconds``
+    comes no further one, but for the fewest.
     """
     state_dtype = torch.promote_types(getattr(torch, dtype), torch.float32)
     sizes = [max(1, unit.num_parameters // num_ranks) for unit in model_units(model)]
@@ -47,9 +55,10 @@ def optimizer_s_per_parameter(
     shards = [torch.zeros(size, dtype=state_dtype, device=device) for size in sizes]
     for shard in shards:
         shard.grad = torch.full_like(shard, 1e-3)
-    adamw = torch.optim.AdamW(shards, lr=1e-4, fused=True)
-    seconds = []
-    for _ in range(6):
+    with stopwatch.paused():
+        adamw = torch.optim.AdamW(shards, lr=1e-4, fused=True)
+
+    def step_s() -> float:
         start = clock()
         with compute(), torch.no_grad():
             torch.stack([torch.linalg.vector_norm(shard.grad) for shard in shards]).square().sum().item()
@@ -60,8 +69,14 @@ def optimizer_s_per_parameter(
             for shard in shards if num_ranks == 1 else ():
                 if shard.grad is not None:
                     shard.grad.zero_()
-        seconds.append(clock() - start)
-    return median(seconds[1:]) / sum(sizes)
+        return clock() - start
+
+    with stopwatch.paused():
+        step_s()
+    begin, seconds = stopwatch(), [step_s()]
+    while len(seconds) < MOST_STEPS and (len(seconds) < FEWEST_STEPS or stopwatch() - begin < max_seconds):
+        seconds.append(step_s())
+    return median(seconds) / sum(sizes)
 
 
 def reserve_bytes(device: torch.device) -> int:

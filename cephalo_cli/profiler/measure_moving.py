@@ -26,15 +26,16 @@ from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.model import Model
 from cephalo_cli.profiler.measure_timing import largest_of_ranks
 from cephalo_cli.profiler.rehearsal import Rehearsal
+from cephalo_cli.profiler.stopwatch import Stopwatch
 from cephalo_cli.runtime.process import ProcessContext
 
 __all__ = ["Moving", "measure_moving"]
 
 MOST_TOKENS = 64
 """Of each sample that is computed beside the collectives."""
-FEWEST_REHEARSALS = 3
+FEWEST_REHEARSALS = 2
 MOST_REHEARSALS = 25
-"""With and without collectives each; another one before them warms up."""
+"""In each turn, with and without collectives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ def measure_moving(
     dtype: DType,
     shares: Sequence[float],
     *,
+    stopwatch: Stopwatch,
     most_elements: int,
     most_bytes: int | None,
     max_seconds: float,
@@ -78,13 +80,19 @@ def measure_moving(
         shares: State shares to rehearse with.
         most_elements: Embedding and head are not taken to be larger.
         most_bytes: What the shards of blocks may take on this rank, beside two whole blocks; None for no limit.
-        max_seconds: Time limit for all but the fewest rehearsals.
+        stopwatch: What the time limit is measured with; it stands still while the rehearsal is built.
+        max_seconds: Where on the stopwatch the time of all but the fewest rehearsals ends; the rank with least counts.
     """
-    rehearsal = Rehearsal(
-        context, model, min(seq_len, MOST_TOKENS), dtype, shares, most_elements=most_elements, most_bytes=most_bytes
-    )
+    with stopwatch.paused():
+        rehearsal = Rehearsal(
+            context, model, min(seq_len, MOST_TOKENS), dtype, shares, most_elements=most_elements, most_bytes=most_bytes
+        )
+    rehearsal.warm_up(context)
     types = list(dict.fromkeys(place.device for place in context.cluster.ranks))
-    found = {name: _rehearse(rehearsal, context, name, max_seconds / len(types)) for name in types}
+    found = {}
+    for turn, name in enumerate(types):
+        left_s = max_seconds - largest_of_ranks(context, stopwatch())
+        found[name] = _rehearse(rehearsal, context, name, left_s / (len(types) - turn))
     rehearsal.close()
     mine = found[context.place.device]
     of_model = model.num_layers / rehearsal.num_blocks
@@ -117,20 +125,18 @@ class _Found:
 
 def _rehearse(rehearsal: Rehearsal, context: ProcessContext, busy: str, max_seconds: float) -> _Found:
     """Rehearse while the ranks of one device type are busy, as long as there is time; all ranks decide alike."""
-    rehearsal.choose_samples(context, is_busy=context.place.device == busy)
-    for moves in (True, False):
-        rehearsal.run_blocks(moves=moves)
-    rehearsal.run_ends()
-    found = _Found()
     begin = time.perf_counter()
+    rehearsal.choose_samples(is_busy=context.place.device == busy)
+    chosen = time.perf_counter()
+    found = _Found()
     while len(found.ends_s) < MOST_REHEARSALS:
         with_moves, slow_s = rehearsal.run_blocks(moves=True), rehearsal.compute_s
         found.issue_s.append(rehearsal.issue_s)
         found.blocks_s.append(with_moves - rehearsal.run_blocks(moves=False))
         found.slower_s.append(slow_s - rehearsal.compute_s)
         found.ends_s.append(rehearsal.run_ends())
-        spent = time.perf_counter() - begin
-        expected = largest_of_ranks(context, spent + spent / len(found.ends_s))
+        now = time.perf_counter()
+        expected = largest_of_ranks(context, now - begin + (now - chosen) / len(found.ends_s))
         if len(found.ends_s) >= FEWEST_REHEARSALS and expected > max_seconds:
             break
     return found

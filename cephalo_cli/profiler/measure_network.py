@@ -24,6 +24,7 @@ from cephalo_cli.costmodel.network import busiest_fraction
 from cephalo_cli.layout import shard_ranges
 from cephalo_cli.profiler.measure_moving import Moving, measure_moving
 from cephalo_cli.profiler.measure_timing import largest_of_ranks
+from cephalo_cli.profiler.stopwatch import Stopwatch
 from cephalo_cli.runtime.collectives import BufferLayout, ShardedCollectives
 from cephalo_cli.runtime.device import DeviceClock
 from cephalo_cli.runtime.heap import trim_heap
@@ -40,11 +41,15 @@ MOST_ELEMENTS = 2**26
 LONGEST_WINDOW_S = 0.1
 """Collectives are repeated until they last about this long, or as long as the time limit allows."""
 MOST_REPEATS = 100
-FEWEST_PASSES = 2
+USUAL_PASSES = 6
+"""For which repeats are chosen."""
+FEWEST_PASSES = 1
 MOST_PASSES = 9
 SUMS_OF_A_WINDOW = 10
 MOVING_PART = 0.5
-"""Part of the time limit for what moving a byte costs the CPU."""
+"""Part of the time for what moving a byte costs the CPU."""
+SUMS_PART = 0.05
+"""Part of the time for small sums."""
 LEAST_RESIDUAL = 0.01
 """No measurement is taken to be more exact than this."""
 
@@ -82,7 +87,14 @@ def share_patterns(cluster: Cluster) -> list[tuple[float, ...]]:
 
 
 def measure_network(
-    context: ProcessContext, model: Model, seq_len: int, dtype: DType, *, most_bytes: int | None, max_seconds: float
+    context: ProcessContext,
+    model: Model,
+    seq_len: int,
+    dtype: DType,
+    *,
+    stopwatch: Stopwatch,
+    most_bytes: int | None,
+    max_seconds: float,
 ) -> Measured:
     """Measure gathers and reductions; a collective over all ranks.
 
@@ -92,7 +104,8 @@ def measure_network(
         seq_len: Tokens of one sample.
         dtype: Compute dtype; gradients are reduced in at least float32.
         most_bytes: What the buffers of a measurement may take; None for no limit. The smallest of all ranks counts.
-        max_seconds: Time limit for all but the fewest repeats.
+        stopwatch: What the time limit is measured with; it stands still while units are built.
+        max_seconds: Where on the stopwatch the time of all but the fewest repeats ends; the rank that has least counts.
     """
     compute_dtype: torch.dtype = getattr(torch, dtype)
     state_dtype = torch.promote_types(compute_dtype, torch.float32)
@@ -100,9 +113,13 @@ def measure_network(
     if most_bytes is not None:
         largest = min(largest, max(1, most_bytes // (compute_dtype.itemsize + 2 * state_dtype.itemsize)))
     largest = int(-largest_of_ranks(context, -float(largest)))
-    measured = _measure_collectives(context, largest, compute_dtype, (1 - MOVING_PART) * max_seconds)
-    measured.small_sum_s = _small_sum_s(context)
-    if context.device.type == "cpu":
+    left_s = max(0.0, max_seconds - largest_of_ranks(context, stopwatch()))
+    is_moved = context.device.type == "cpu"
+    sums_s = SUMS_PART * left_s
+    collectives_s = left_s - sums_s - (MOVING_PART * left_s if is_moved else 0.0)
+    measured = _measure_collectives(context, largest, compute_dtype, collectives_s)
+    measured.small_sum_s = _small_sum_s(context, sums_s)
+    if is_moved:
         trim_heap()  # the collectives' buffers are gone: a device near its memory needs their place
         measured.moving = measure_moving(
             context,
@@ -110,9 +127,10 @@ def measure_network(
             seq_len,
             dtype,
             share_patterns(context.cluster)[-1],
+            stopwatch=stopwatch,
             most_elements=largest,
             most_bytes=most_bytes,
-            max_seconds=MOVING_PART * max_seconds,
+            max_seconds=max_seconds,
         )
     return measured
 
@@ -203,8 +221,8 @@ class _Task:
     """A value a pass."""
 
 
-def _small_sum_s(context: ProcessContext) -> float:
-    """Median time of adding up a few numbers over all ranks, as the slowest rank sees it."""
+def _small_sum_s(context: ProcessContext, max_seconds: float) -> float:
+    """Median time of adding up a few numbers over all ranks, as the slowest rank sees it; all ranks decide alike."""
     numbers = torch.zeros(3, dtype=torch.float64)
 
     def window() -> float:
@@ -215,11 +233,19 @@ def _small_sum_s(context: ProcessContext) -> float:
         return largest_of_ranks(context, time.perf_counter() - start) / SUMS_OF_A_WINDOW
 
     window()
-    return median(window() for _ in range(MOST_PASSES))
+    taken = [window()]
+    while len(taken) < FEWEST_PASSES or (
+        len(taken) < MOST_PASSES and SUMS_OF_A_WINDOW * (sum(taken) + taken[-1]) < max_seconds
+    ):
+        taken.append(window())
+    return median(taken)
 
 
 def _time(context: ProcessContext, tasks: Sequence[_Task], max_seconds: float) -> None:
-    """Measure all collectives in passes, as long as there is time; all ranks decide alike."""
+    """Measure all collectives in passes, as long as there is time; all ranks decide alike.
+
+    Where there is time for one pass only, what the number of repeats was guessed from counts as another.
+    """
     clock = DeviceClock(context.device)
 
     def window(task: _Task, count: int) -> float:
@@ -230,11 +256,12 @@ def _time(context: ProcessContext, tasks: Sequence[_Task], max_seconds: float) -
         return largest_of_ranks(context, clock() - start) / count
 
     begin = time.perf_counter()
-    window_s = min(LONGEST_WINDOW_S, max_seconds / (2 * (FEWEST_PASSES + 1) * len(tasks)))
-    counts = []
+    window_s = min(LONGEST_WINDOW_S, max_seconds / (USUAL_PASSES * len(tasks)))
+    counts, guesses_s = [], []
     for task in tasks:
         window(task, 1)
-        counts.append(max(1, min(MOST_REPEATS, int(window_s / max(window(task, 2), 1e-6)))))
+        guesses_s.append(window(task, 2))
+        counts.append(max(1, min(MOST_REPEATS, int(window_s / max(guesses_s[-1], 1e-6)))))
     for number in range(1, MOST_PASSES + 1):
         start = time.perf_counter()
         for task, count in zip(tasks, counts, strict=True):
@@ -243,3 +270,6 @@ def _time(context: ProcessContext, tasks: Sequence[_Task], max_seconds: float) -
         expected = largest_of_ranks(context, now - begin + (now - start))
         if number >= FEWEST_PASSES and expected > max_seconds:
             break
+    if len(tasks[0].seconds) == 1:
+        for task, guess_s in zip(tasks, guesses_s, strict=True):
+            task.seconds.append(guess_s)

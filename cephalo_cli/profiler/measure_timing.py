@@ -5,6 +5,7 @@ Note: how a series is measured
     a disturbance of some seconds spoils one repeat of many points instead of all repeats of one. The first pass warms
     up and is not counted. In a pass, short work is run several times, on inputs in several places, and the readings
     are averaged: where tensors lie makes work of some microseconds up to a third slower, and a step meets all places.
+    Where time is short, there are fewer of these runs before there are fewer sizes: a curve needs its points.
     The clock waits for the device at every reading, so a forward's time ends when its result is there.
 
 Note: the clock of an emulated device
@@ -26,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from cephalo_cli.artifacts.profile import UnitKind
+from cephalo_cli.profiler.stopwatch import Stopwatch
 from cephalo_cli.runtime.device import DeviceClock
 from cephalo_cli.runtime.process import ProcessContext
 
@@ -46,7 +48,9 @@ Clock = Callable[[], float]
 """Seconds; a reading waits until the device has finished."""
 
 SHORTEST_S = 0.05
-"""Work is repeated within one measurement until it lasts this long."""
+"""Work is repeated within one measurement until it lasts this long, where there is time."""
+LEAST_SHORTEST_S = SHORTEST_S / 4
+"""The same where there is little time; where there is less, sizes are left out."""
 MOST_REPEATS = 2000
 """Within one measurement."""
 MOST_PLACES = 5
@@ -121,7 +125,8 @@ class Sweep:
             as may the work.
         clock: The device's clock.
         is_out_of_memory: Whether an error means that the device has no memory left.
-        wall_clock: What the time limit is measured with.
+        stopwatch: What the time limit is measured with; it stands still during the very first calls, which may load
+            libraries or compile kernels.
         after_warm_up: Called between the warm-up and the first pass that counts.
         on_pass: Told the fraction done.
     """
@@ -132,7 +137,7 @@ class Sweep:
         clock: Clock,
         *,
         is_out_of_memory: Callable[[Exception], bool],
-        wall_clock: Clock = time.perf_counter,
+        stopwatch: Stopwatch | None = None,
         after_warm_up: Callable[[], None] = lambda: None,
         on_pass: Callable[[float], None] = lambda _: None,
     ) -> None:
@@ -140,11 +145,11 @@ class Sweep:
         self._make = make
         self._clock = clock
         self._is_out_of_memory = is_out_of_memory
-        self._wall_clock = wall_clock
+        self._stopwatch = stopwatch or Stopwatch()
         self._after_warm_up = after_warm_up
         self._on_pass = on_pass
         self._counts: dict[Point, int] = {}
-        self._costs_s: dict[Point, float] = {}
+        self._costs: dict[Point, _Cost] = {}
 
     def run(self, points: Sequence[Point], max_seconds: float) -> dict[Point, Samples]:
         """Measure as many points as memory and time allow, the smallest sizes at least.
@@ -152,17 +157,16 @@ class Sweep:
         Returns:
             `FEWEST_PASSES` to `MOST_PASSES` repeats of every point that was measured.
         """
-        end = self._wall_clock() + max_seconds
-        left = self._warm_up(sorted(points), max_seconds / (1 + FEWEST_PASSES))
-        left = self._affordable(left, end - self._wall_clock())
+        end = self._stopwatch() + max_seconds
+        left = self._affordable(self._warm_up(sorted(points), end), end - self._stopwatch())
         samples = {point: Samples() for point in left}
         self._after_warm_up()
         for number in range(MOST_PASSES):
-            start = self._wall_clock()
+            start = self._stopwatch()
             for point in list(samples):
                 if point in samples:
                     self._sample(point, samples)
-            now = self._wall_clock()
+            now = self._stopwatch()
             self._on_pass(min(1.0, 1 - max(0.0, end - now) / max_seconds))
             if number + 1 >= FEWEST_PASSES and now + (now - start) > end:
                 break
@@ -177,52 +181,61 @@ class Sweep:
                 raise
             for other in [each for each in samples if each.kind == point.kind and each >= point]:
                 del samples[other]
-            self.flags[point.kind] = [flag for flag in self.flags[point.kind] if not flag.startswith("ended before")]
             self._say_ended(point, "out of memory")
             return
         samples[point].forward_s.append(forward_s)
         samples[point].backward_s.append(backward_s)
 
-    def _warm_up(self, points: Sequence[Point], max_seconds: float) -> list[Point]:
+    def _warm_up(self, points: Sequence[Point], end: float) -> list[Point]:
         """Run every point once, smallest first; leave out what does not fit in memory or would take too long."""
-        begin = self._wall_clock()
         done: list[Point] = []
+        largest: dict[UnitKind, Point] = {}
         ended: set[UnitKind] = set()
         for point in points:
             if point.kind in ended:
                 continue
-            if point.microbatch > 1 and self._wall_clock() - begin > max_seconds:
+            before = largest.get(point.kind)
+            if before is not None and not self._has_time(point, before, end):
                 ended.add(point.kind)
                 self._say_ended(point, "the time limit came first")
                 continue
             try:
-                if point.microbatch == 1:
+                if before is None:
                     # The very first call may load libraries or compile kernels: it says nothing about the next.
-                    self._time(point, count=1)
-                start = self._wall_clock()
-                seconds = sum(self._time(point, count=1))
+                    with self._stopwatch.paused():
+                        self._time(point, count=1)
+                start = self._clock()
+                run_s = sum(self._time(point, count=1))
             except Exception as error:
                 if not self._is_out_of_memory(error):
                     raise
                 ended.add(point.kind)
                 self._say_ended(point, "out of memory")
                 continue
-            self._counts[point] = min(MOST_REPEATS, math.ceil(SHORTEST_S / max(seconds, 1e-9)))
-            self._costs_s[point] = (self._wall_clock() - start) * self._counts[point]
+            self._costs[point] = _Cost(run_s=run_s, make_s=self._clock() - start - run_s)
+            largest[point.kind] = point
             done.append(point)
         return done
 
+    def _has_time(self, point: Point, before: Point, end: float) -> bool:
+        """Whether a point can be warmed up, and it and those before then be measured with one run a pass."""
+        expected_s = self._costs[before].pass_s(1) * point.microbatch / before.microbatch
+        passes_s = FEWEST_PASSES * (expected_s + sum(cost.pass_s(1) for cost in self._costs.values()))
+        return self._stopwatch() + expected_s + passes_s <= end
+
     def _affordable(self, points: list[Point], seconds: float) -> list[Point]:
-        """Leave out the largest sizes until the fewest passes fit in the time."""
-        left = list(points)
-        while FEWEST_PASSES * sum(self._costs_s[point] for point in left) > seconds:
-            largest = left[-1]
-            if largest.microbatch == 1:
-                break
-            left.pop()
-            self.flags[largest.kind] = [flag for flag in self.flags[largest.kind] if "time limit" not in flag]
-            self._say_ended(largest, "the time limit came first")
-        return left
+        """Run short work less often, then leave out the largest sizes, until the fewest passes fit in the time."""
+        left, shortest_s = list(points), SHORTEST_S
+        while True:
+            self._counts = {point: self._costs[point].count(shortest_s) for point in left}
+            if FEWEST_PASSES * sum(self._costs[point].pass_s(self._counts[point]) for point in left) <= seconds:
+                return left
+            if shortest_s > LEAST_SHORTEST_S:
+                shortest_s /= 2
+                continue
+            if left[-1].microbatch == left[0].microbatch:
+                return left
+            self._say_ended(left.pop(), "the time limit came first")
 
     def _time(self, point: Point, count: int) -> tuple[float, float]:
         """Mean seconds of forward and of backward over ``count`` runs."""
@@ -242,7 +255,27 @@ class Sweep:
         return forward_s / count, backward_s / count
 
     def _say_ended(self, point: Point, why: str) -> None:
-        self.flags[point.kind].append(f"ended before microbatch {point.microbatch}: {why}")
+        """Say where a series ends; what was said before was about a larger size."""
+        others = [flag for flag in self.flags[point.kind] if not flag.startswith("ended before")]
+        self.flags[point.kind] = [*others, f"ended before microbatch {point.microbatch}: {why}"]
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What a point takes on the device's clock, as its warm-up showed."""
+
+    run_s: float
+    """One run, forward and backward."""
+    make_s: float
+    """Making its inputs in one place."""
+
+    def count(self, shortest_s: float) -> int:
+        """Runs of a pass."""
+        return min(MOST_REPEATS, math.ceil(shortest_s / max(self.run_s, 1e-9)))
+
+    def pass_s(self, count: int) -> float:
+        """Seconds of a pass of so many runs."""
+        return self.run_s * count + self.make_s * min(count, MOST_PLACES)
 
 
 def spread(values: Sequence[float]) -> float:

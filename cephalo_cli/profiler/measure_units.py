@@ -1,10 +1,11 @@
 """Measures forward and backward of every unit kind on one device, and the memory they take."""
 
+import gc
 import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from statistics import median
 
@@ -15,6 +16,7 @@ from cephalo_cli.artifacts.model import Model
 from cephalo_cli.artifacts.profile import UnitKind, UnitProfile
 from cephalo_cli.profiler.measure_timing import Clock, Point, Samples, Sweep, oddities, spread
 from cephalo_cli.profiler.memory import UnitMemory
+from cephalo_cli.profiler.stopwatch import Stopwatch
 from cephalo_cli.profiler.unit_runner import UnitRunner, UnitWorkload
 from cephalo_cli.runtime.device import MemoryMeter, cache_bytes
 from cephalo_cli.runtime.heap import anonymous_bytes, trim_heap
@@ -115,6 +117,7 @@ def measure_units(
     capacity_bytes: int | None,
     curves: Curves,
     clock: Clock,
+    stopwatch: Stopwatch,
     compute: Callable[[], AbstractContextManager[None]],
     max_seconds: float,
     on_pass: Callable[[float], None],
@@ -129,23 +132,17 @@ def measure_units(
         capacity_bytes: The device's memory; sizes that would fill it are left out.
         curves: Memory of every kind at the sizes to measure.
         clock: The device's clock.
+        stopwatch: What the time limit is measured with; it stands still while the units are built.
         compute: Surrounds every piece of compute (emulated devices).
-        max_seconds: Time limit on the wall clock.
+        max_seconds: Time limit.
         on_pass: Told the fraction done.
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
-    runners = {kind: UnitRunner(model, kind, torch_dtype, device) for kind in curves}
-    model_bytes = torch_dtype.itemsize * sum(unit.num_parameters + unit.num_trained for unit in model_units(model))
-    turns = {}
-    for kind, runner in runners.items():
-        copies = num_copies(
-            own_bytes=runner.num_bytes,
-            model_bytes=model_bytes,
-            cache_bytes=cache_bytes(device),
-            spare_bytes=model_bytes if capacity_bytes is None else int(COPIES_PART * capacity_bytes),
-        )
-        more = (UnitRunner(model, kind, torch_dtype, device) for _ in range(copies - 1))
-        turns[kind] = itertools.cycle([runner, *more])
+    with stopwatch.paused():
+        runners = {kind: UnitRunner(model, kind, torch_dtype, device) for kind in curves}
+        turns = _turns(runners, model, torch_dtype, device, capacity_bytes)
+        gc.collect()
+        gc.freeze()  # every trim of the heap looks for garbage: not again among all that the libraries have made
     peaks = _Peaks(device)
     places = random.Random(SEED)  # noqa: S311 - no secret
 
@@ -156,7 +153,9 @@ def measure_units(
         del padding
         return UnitWorkload(turns[point.kind], arguments, gradient, compute, close)
 
-    sweep = Sweep(make, clock, is_out_of_memory=_is_out_of_memory, after_warm_up=peaks.stop, on_pass=on_pass)
+    sweep = Sweep(
+        make, clock, is_out_of_memory=_is_out_of_memory, stopwatch=stopwatch, after_warm_up=peaks.stop, on_pass=on_pass
+    )
     occupied = anonymous_bytes() if device.type == "cpu" else torch.accelerator.memory_allocated(device)
     factor = CPU_HEAP_FACTOR if device.type == "cpu" else 1.0
     points: list[Point] = []
@@ -169,10 +168,33 @@ def measure_units(
             sweep.flags[kind].append(f"ended before microbatch {sorted(curve)[len(fitting)]}: it would fill the memory")
     wall, device_s = time.perf_counter(), clock()
     samples = sweep.run(points, max_seconds)
+    gc.unfreeze()
     wall, device_s = time.perf_counter() - wall, clock() - device_s
     if wall > 1.15 * device_s:
         sweep.flags["block"].append(f"the host was busy: the wall clock ran {wall / device_s:.2f} times the device's")
     return {kind: _unit_profile(kind, samples, curves, sweep.flags[kind], peaks) for kind in curves}
+
+
+def _turns(
+    runners: Mapping[UnitKind, UnitRunner],
+    model: Model,
+    dtype: torch.dtype,
+    device: torch.device,
+    capacity_bytes: int | None,
+) -> dict[UnitKind, Iterator[UnitRunner]]:
+    """Every unit kind's copies, in turn without end."""
+    model_bytes = dtype.itemsize * sum(unit.num_parameters + unit.num_trained for unit in model_units(model))
+    turns: dict[UnitKind, Iterator[UnitRunner]] = {}
+    for kind, runner in runners.items():
+        copies = num_copies(
+            own_bytes=runner.num_bytes,
+            model_bytes=model_bytes,
+            cache_bytes=cache_bytes(device),
+            spare_bytes=model_bytes if capacity_bytes is None else int(COPIES_PART * capacity_bytes),
+        )
+        more = (UnitRunner(model, kind, dtype, device) for _ in range(copies - 1))
+        turns[kind] = itertools.cycle([runner, *more])
+    return turns
 
 
 def num_copies(*, own_bytes: int, model_bytes: int, cache_bytes: int, spare_bytes: int) -> int:

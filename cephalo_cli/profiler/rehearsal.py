@@ -78,20 +78,25 @@ class Rehearsal:
         self._most_bytes = int(MOST_OF_MEMORY * (context.device_type.memory_bytes or sys.maxsize))
         self._room = HeapRoom(self._most_bytes)
         self._most_growth_bytes = 0
+        self._moves_s = 0.0
         self.issue_s = 0.0
         """CPU seconds of the computing thread for issuing in the last run."""
         self.compute_s = 0.0
         """Seconds on the wall in compute in the last run."""
 
-    def choose_samples(self, context: ProcessContext, *, is_busy: bool) -> None:
-        """Give this rank no samples, or as many as it computes in the time of the collectives alone."""
-        self._samples = []
+    def warm_up(self, context: ProcessContext) -> None:
+        """Move everything some times, and see how long that takes while nobody computes."""
         taken = []
         for _ in range(3):
             start = time.perf_counter()
             self.run_blocks(moves=True)
             taken.append(largest_of_ranks(context, time.perf_counter() - start))
-        moves_s = min(taken) / self.num_blocks
+        self._moves_s = min(taken) / self.num_blocks
+        self.run_ends()
+
+    def choose_samples(self, *, is_busy: bool) -> None:
+        """Give this rank no samples, or as many as it computes in the time of the collectives alone."""
+        self._samples = []
         self._most_growth_bytes = 0
         for num_samples in range(1, MOST_SAMPLES + 1 if is_busy else 1):
             before = peak_anonymous_bytes()
@@ -101,7 +106,7 @@ class Rehearsal:
             self._most_growth_bytes = max(self._most_growth_bytes, peak - before)
             if peak + (peak - before) > self._most_bytes:
                 break
-            if min(self._compute_alone(), self._compute_alone()) > moves_s:
+            if min(self._compute_alone(), self._compute_alone()) > self._moves_s:
                 break
 
     def _compute_alone(self) -> float:

@@ -1,6 +1,7 @@
 import contextlib
 import itertools
 import json
+import re
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from cephalo_cli.errors import UsageError
 from cephalo_cli.profiler import profile_cluster
 from cephalo_cli.profiler.measure_units import measure_units, num_copies
 from cephalo_cli.profiler.memory import UnitMemory
+from cephalo_cli.profiler.stopwatch import Stopwatch
 from cephalo_cli.profiler.unit_runner import UnitRunner, UnitWorkload
 from cephalo_cli.runtime.cgroup import find_home
 
@@ -86,9 +88,14 @@ def test_two_emulated_devices_are_measured_with_their_network() -> None:
     assert told[-1] == (1.0, "done")
 
 
-def test_one_plain_cpu_is_a_cluster_too() -> None:
-    profile = profile_cluster(cluster_of(None), MODEL, 16, "bfloat16", max_microbatch=1, max_seconds=1)
+def test_one_plain_cpu_is_a_cluster_too_and_says_that_its_time_was_not_enough() -> None:
+    told: list[str] = []
+    profile = profile_cluster(
+        cluster_of(None), MODEL, 16, "bfloat16", max_microbatch=1, max_seconds=0.001, on_notice=told.append
+    )
     assert profile is not None
+    (notice,) = told
+    assert re.fullmatch(r"measuring took [\d.]+ s: even the fewest repeats need more than 0.001 s", notice)
     assert profile.network == "ideal"
     assert profile.devices["d0"].emulation is None
     assert profile.devices["d0"].collective_compute_s_per_byte == 0
@@ -128,6 +135,7 @@ def test_sizes_that_would_fill_the_memory_are_not_tried() -> None:
         capacity_bytes=5 * 2**40,
         curves={"block": curve},
         clock=time.perf_counter,
+        stopwatch=Stopwatch(),
         compute=contextlib.nullcontext,
         max_seconds=60,
         on_pass=lambda _: None,

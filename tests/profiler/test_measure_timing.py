@@ -14,6 +14,7 @@ from cephalo_cli.profiler.measure_timing import (
     oddities,
     spread,
 )
+from cephalo_cli.profiler.stopwatch import Stopwatch
 
 
 @dataclass
@@ -65,7 +66,7 @@ def sweep_of(
         lambda point: FakeWork(device, point, seconds),
         device.careless_clock if clock.get("careless") else device.waiting_clock,
         is_out_of_memory=lambda error: isinstance(error, MemoryError),
-        wall_clock=device.waiting_clock,
+        stopwatch=Stopwatch(device.waiting_clock),
     )
 
 
@@ -148,6 +149,33 @@ def test_time_ends_a_series_with_enough_repeats_of_what_is_left(max_seconds: flo
         first_missing = [1, 2, 4, 8, 16, 32][len(measured)]
         assert sweep.flags["block"] == [f"ended before microbatch {first_missing}: the time limit came first"]
     assert device.now_s <= max_seconds * 1.3 or len(measured) == 1
+
+
+def test_loading_at_the_first_calls_takes_nothing_from_the_time_limit() -> None:
+    for warm_up_s in (0.0, 50.0):
+        measured = sweep_of(FakeDevice(warm_up_s=warm_up_s)).run(points("block", 1, 2, 4), max_seconds=10)
+        assert [len(samples.forward_s) for samples in measured.values()] == [8, 8, 8]
+
+
+def test_little_time_means_fewer_repeats_before_fewer_sizes() -> None:
+    sizes = (1, 2, 3, 4, 6, 8)
+    whole = 0.003 * sum(sizes)  # one run of each
+    for max_seconds, repeats in ((60.0, 17), (4.5 * whole + 3 * 0.0125 * len(sizes), 5)):
+        device = FakeDevice()
+        measured = sweep_of(device, lambda point: 0.001 * point.microbatch).run(points("block", *sizes), max_seconds)
+        assert [point.microbatch for point in measured] == list(sizes)
+        num_passes = len(measured[Point(1, "block")].forward_s)
+        assert device.runs[Point(1, "block")] == 2 + num_passes * repeats
+        assert device.now_s <= max_seconds + 0.003  # the very first call
+
+
+def test_a_series_that_memory_and_time_end_names_the_nearer_end() -> None:
+    device = FakeDevice(memory=8)
+    sweep = sweep_of(device)
+    sweep.flags["block"].append("ended before microbatch 12: it would fill the memory")
+    measured = sweep.run(points("block", 1, 2, 4, 8), max_seconds=6)
+    assert [point.microbatch for point in measured] == [1, 2, 4]
+    assert sweep.flags["block"] == ["ended before microbatch 8: the time limit came first"]
 
 
 def test_sizes_are_dense_where_curves_bend() -> None:
