@@ -150,6 +150,10 @@ class DeviceProfile(Value):
     """The device that was measured."""
     expected_error: Annotated[float, Field(ge=0.0)] | None = None
     """Expected relative error of estimated times."""
+    expected_memory_error: Annotated[float, Field(ge=0.0)] | None = None
+    """Expected relative error of estimated working memory; absent where nothing is known."""
+    expected_optimizer_error: Annotated[float, Field(ge=0.0)] | None = None
+    """Expected relative error of the estimated optimizer; absent where nothing is known."""
 
 
 class CollectivePoint(Value):
@@ -192,6 +196,8 @@ class NetworkProfile(Value):
     small_sum_s: Seconds | None = None
     """Seconds of adding up a few numbers over all ranks, which a step does twice: tokens, and loss and gradient norm.
     Nothing is assumed when absent."""
+    expected_error: Annotated[float, Field(ge=0.0)] | None = None
+    """Expected relative error of estimated collectives; absent where nothing is known."""
 
 
 class Basis(Envelope):

@@ -12,17 +12,26 @@ Note: stated constants
     * The device copies what collectives move: ``collectives`` passes over its memory for each byte sent or received, a
       read and a write where nothing better is known. On a CPU the cores do it; an accelerator's communication kernels
       take compute units and memory bandwidth from the products they overlap with.
+
+Note: stated errors
+    Times of units: `catalog.coefficients`. The others come from what is known of them:
+
+    * Working memory: the median of 119 published measurements (``tests/benchmarks/estimate_memory.py``).
+    * The optimizer of an accelerator: nobody measured one here; at the peak bandwidth, which none exceeds, it would
+      take 0.75 of what is stated. That of a CPU: the furthest off of the devices of ``profiles/laptop-mixed.json``.
+    * Collectives: links at their nominal rate would take 0.8 of what is stated; the measured ones of
+      ``profiles/laptop-mixed.json`` are off by 4 and 18 %.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from cephalo_cli import catalog
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import Cluster, DeviceType
 from cephalo_cli.artifacts.model import Model
-from cephalo_cli.artifacts.profile import DeviceProfile, HostCopy, Profile, UnitKind, UnitProfile
+from cephalo_cli.artifacts.profile import DeviceProfile, HostCopy, NetworkProfile, Profile, UnitKind, UnitProfile
 from cephalo_cli.catalog.coefficients import Coefficients
 from cephalo_cli.catalog.compatible import expect_compatible
 from cephalo_cli.costmodel.network import network_from_links
@@ -41,6 +50,10 @@ CPU_RESERVE_BYTES = 256 * 2**20
 HOST_COPY_EFFICIENCY = 0.8
 OPTIMIZER_BYTES = 30
 OPTIMIZER_EFFICIENCY = 0.75
+MEMORY_ERROR = 0.098
+OPTIMIZER_ERROR = 1 / 0.75 - 1
+CPU_OPTIMIZER_ERROR = 3.1
+NETWORK_ERROR = 0.25
 
 LARGEST_MICROBATCH = 4096
 """Curves are given at every size, so larger ones take long and say nothing more."""
@@ -117,8 +130,13 @@ def estimate_profile(
             )
             for name, device in types.items()
         },
-        network=network_from_links(cluster),
+        network=_network(cluster),
     )
+
+
+def _network(cluster: Cluster) -> NetworkProfile | Literal["ideal"]:
+    network = network_from_links(cluster)
+    return network if network == "ideal" else network.model_copy(update={"expected_error": NETWORK_ERROR})
 
 
 def _device(name: str, device: DeviceType, case: _Case, memory: _Memory) -> DeviceProfile:
@@ -137,6 +155,8 @@ def _device(name: str, device: DeviceType, case: _Case, memory: _Memory) -> Devi
         host_copy=host_copy,
         reserve_bytes=CPU_RESERVE_BYTES if is_cpu else RESERVE_BYTES,
         expected_error=case.fit.expected_error,
+        expected_memory_error=None if is_cpu else MEMORY_ERROR,
+        expected_optimizer_error=CPU_OPTIMIZER_ERROR if is_cpu else OPTIMIZER_ERROR,
     )
 
 

@@ -1,10 +1,12 @@
 """What a cluster, a model and a profile say."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from cephalo_cli.artifacts import Cluster, Model, Profile
 from cephalo_cli.artifacts.profile import Basis, CollectiveFit, DeviceProfile, UnitProfile
 from cephalo_cli.catalog import resolve_cluster
+from cephalo_cli.quantities import format_percent
 from cephalo_cli.reporting.sheet import Column, Fact, Facts, Part, Sheet, Value, shown, without_empty_columns
 from cephalo_cli.reporting.words import basis_facts, link, unit_flags
 from cephalo_cli.units import model_units, num_parameters
@@ -167,9 +169,20 @@ def describe_profile(profile: Profile) -> list[Part]:
                 Column(key="expected_error", title="off by", kind="percent"),
             ),
             rows=tuple(_device(name, device) for name, device in profile.devices.items()),
+            notes=tuple(_doubts(profile)),
         ),
         *_network(profile),
     ]
+
+
+def _doubts(profile: Profile) -> Iterator[str]:
+    """Say how far off estimates other than times typically are."""
+    for title, field in (("working memory", "expected_memory_error"), ("optimizer", "expected_optimizer_error")):
+        errors = {name: getattr(device, field) for name, device in profile.devices.items()}
+        for error in sorted({error for error in errors.values() if error is not None}):
+            names = [name for name, other in errors.items() if other == error]
+            where = "" if len(names) == len(errors) else f" ({', '.join(names)})"
+            yield f"{title}: typically off by {format_percent(error)}{where}"
 
 
 def _curve_point(name: str, kind: str, unit: UnitProfile, index: int) -> dict[str, Value]:
@@ -233,7 +246,15 @@ def _network(basis: Basis) -> list[Part]:
                     }
                     for name, fit in fits.items()
                 ),
-                notes=(BANDWIDTH, *([UNRESOLVED] if any(fit.bandwidth_is_bound for fit in fits.values()) else [])),
+                notes=(
+                    BANDWIDTH,
+                    *([UNRESOLVED] if any(fit.bandwidth_is_bound for fit in fits.values()) else []),
+                    *(
+                        [f"typically off by {format_percent(network.expected_error)}"]
+                        if network.expected_error is not None
+                        else []
+                    ),
+                ),
             )
         )
     ]
