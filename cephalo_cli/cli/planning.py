@@ -145,12 +145,13 @@ class Question:
             out.hint("add -o PLAN.json to keep the plan, then cephalo train PLAN.json --data SOURCE --steps N")
 
     def _advise(self, out: "Output", plan: "Plan") -> None:
-        """Name the larger search that may find a faster plan, where this one gives reason to."""
+        """Name points that the profile lacks, and the larger search that may find a faster plan, where it may."""
+        from cephalo_cli.planner.beyond import missing_points
         from cephalo_cli.planner.worth_trying import worth_trying
 
-        advice = worth_trying(plan)
-        if advice is not None:
-            out.note(advice)
+        for advice in (missing_points(plan), worth_trying(plan)):
+            if advice is not None:
+                out.note(advice)
 
     def _plans(
         self,

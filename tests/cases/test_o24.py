@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from cephalo_cli.artifacts import Plan, Profile, store
 from cephalo_cli.artifacts.plan import PlanSettings
 from cephalo_cli.errors import InfeasibleError
 from cephalo_cli.planner import check_plan, make_plan
+from tests.cli.commands import cephalo
 
 GB = 10**9
 WHOLE = PlanSettings(memory_fraction=1.0, reserve_bytes=0)
@@ -59,6 +61,51 @@ def test_o24_the_state_goes_where_the_memory_is() -> None:
     assert large.state_share > 0.8
     assert small.memory.total_bytes <= 8 * GB
     assert small.microbatch_sizes
+
+
+def cut_to_one_point(profile: Profile) -> Profile:
+    """A profile whose curves have microbatch 1 alone."""
+    content = profile.model_dump(mode="json", exclude_none=True)
+    for device in content["devices"].values():
+        for unit in device["units"].values():
+            unit |= {name: series[:1] for name, series in unit.items() if name != "flags"}
+    return Profile.model_validate_json(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("profile", "source"),
+    [
+        (cut_to_one_point(store.read("profiles/laptop-mixed.json", Profile)), "cephalo profile --max-microbatch 4"),
+        (profile_with({"a": 8 * GB, "b": 8 * GB}, 10**6), "rows of the table"),
+    ],
+    ids=["measured", "imported"],
+)
+def test_o24_points_that_the_profile_lacks_are_named(tmp_path: Path, profile: Profile, source: str) -> None:
+    """O24 (c): a profile of microbatch 1 alone: a plan with larger ones says which points it had to extrapolate."""
+    read, written = str(tmp_path / "profile.json"), str(tmp_path / "plan.json")
+    store.write(profile, read)
+
+    def extrapolated(size: int) -> list[str]:
+        options = ("--batch-size", "16", "--microbatch-size", str(size), "--force", "-o", written)
+        ran = cephalo("plan", read, *options)
+        assert ran.code == 0
+        return [line for line in ran.err.splitlines() if line.startswith("extrapolated")]
+
+    assert extrapolated(1) == []
+    (line,) = extrapolated(4)
+    beyond: dict[str, set[int]] = {}
+    for rank in store.read(written, Plan).ranks:
+        if more := {size for size in rank.microbatch_sizes if size > 1}:
+            beyond.setdefault(rank.device, set()).update(more)
+    named = "; ".join(
+        f"{device} at microbatch {', '.join(map(str, sorted(sizes)))} (its points end at 1)"
+        for device, sizes in beyond.items()
+    )
+    assert line == (
+        f"extrapolated, for the profile has no such points: {named}"
+        f" ({source} would add them, where memory and time allow)"
+    )
+    assert "microbatch 4 " in named
 
 
 def test_o24_fewer_samples_than_cards_leave_some_without() -> None:
