@@ -18,6 +18,10 @@ from cephalo_cli.catalog.data import device_records
 __all__ = ["Coefficients", "coefficients"]
 
 
+CPU = "x86"
+"""The catalog's architecture of CPUs, whose coefficients those without a catalog id have too."""
+
+
 class Coefficients(Value):
     """How one device type computes in one dtype; 1 would be the datasheet's rate."""
 
@@ -38,9 +42,12 @@ class Coefficients(Value):
     collectives: float = 2.0
     """Passes of peak bandwidth that each byte sent or received in a collective takes from computing."""
     sustained: float
-    """Exponent with which long calls lose to the card's limits of power and heat."""
+    """How fast wide products and long calls lose to the card's limits of power and heat."""
     expected_error: Share
-    """Median relative error on measurements that were left out of the fit."""
+    """Median relative error on measurements that were left out of the fit; of CPUs, which no fit has seen, the largest
+    of a block."""
+    calibrated_error: Share | None = None
+    """The same after a calibration by one series of another model on the card; None where nobody knows."""
 
 
 class _Document(Value):
@@ -48,6 +55,8 @@ class _Document(Value):
 
     source: str
     """The measurements."""
+    calibrated: str | None = None
+    """How calibrated errors were obtained."""
     everywhere: dict[DType, Coefficients] = Field(default_factory=dict)
     """For architectures without measurements."""
     architectures: dict[str, dict[DType, Coefficients]]
@@ -63,15 +72,27 @@ def coefficients(device: DeviceType, dtype: DType) -> Coefficients:
     peak rate.
     """
     blocks, runs = _document("coefficients"), _document("coefficients_bfloat16")
-    record = device_records().get(device.catalog or "")
-    names = ("devices", device.catalog or ""), ("architectures", record.architecture if record else "")
-    kind: DType = {"bfloat16": "float16", "float64": "float32"}.get(dtype, dtype)  # type: ignore[assignment]
+    names = ("devices", device.catalog or ""), ("architectures", _architecture(device))
+    kind = _fitted_dtype(dtype)
     for level, name in names:
         for document, key in ((runs, dtype), (blocks, kind)):
             found = getattr(document, level).get(name, {}).get(key)
             if found is not None:
                 return cast("Coefficients", found)
     return blocks.everywhere[kind]
+
+
+def _architecture(device: DeviceType) -> str:
+    record = device_records().get(device.catalog or "")
+    if record is None:
+        return CPU if device.backend == "cpu" else ""
+    return record.architecture
+
+
+def _fitted_dtype(dtype: DType) -> DType:
+    """Name the dtype that stands in for one without block times of its own."""
+    stand_ins: dict[DType, DType] = {"bfloat16": "float16", "float64": "float32"}
+    return stand_ins.get(dtype, dtype)
 
 
 @cache

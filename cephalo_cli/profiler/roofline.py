@@ -7,15 +7,24 @@ Symbols, for one unit and one microbatch of M tokens:
     A    bytes that products and elementwise operations read and write forward; backward twice as many
     S    bytes of the attention scores, where they are materialised; Q operations of attention forward
     W    bytes of the unit's gradients in float32; frozen parameters have none
+    N    elements of the matrices in the unit's products
     R    peak rate, V peak memory bandwidth of the device; a..h its coefficients (`catalog.coefficients`)
 
     forward  = a G/R + c A/V + e S/V + (a plain | f fused) Q/R + g
     backward = b (G + T)/R + 2 c A/V + d W/V + 2 e S/V + (2 b plain | 2.5 f fused) Q/R + 2 g
-    both     times (1 + (forward + backward) / 0.3 s) ** h
+    both     times q = 1 + 1.5 (1 - (1 + N / 8e8) ** (-h / 1.5)), then times (1 + (forward + backward) / 10 ms) ** k,
+             k = 0.0275 h / (0.0275 + h)
 
-The last line is the loss of clock rate under sustained load: how long one call takes stands for how long the card has
-been busy. Fused attention computes the scores a second time in its backward, hence 2.5 (Dao, FlashAttention-2, arXiv
-2307.08691, section 4.1).
+Fused attention computes the scores a second time in its backward, hence 2.5 (Dao, FlashAttention-2, arXiv 2307.08691,
+section 4.1).
+
+Note: sustained load
+    The last line is the loss of clock rate under load, in two parts. Wide matrices (N elements in the unit's products)
+    keep the arithmetic units at the card's limit of power, which narrow ones never reach: q grows with N and stays
+    below 2.5, since no clock falls further (NVIDIA L4: 2040 MHz at most, 795 MHz at least). What is left is heat: one
+    long call is no more of it than many short ones, so 32 times the microbatch takes at most 10 % more a sample
+    (32 ** 0.0275). Published series grow by more, up to 2.6 times, with the larger microbatches measured last; taken as
+    the call's own length that made every estimate of large microbatches too slow.
 
 Note: masks
     Q is what the operator computes, not what a step needs (`costmodel.flops`). A sliding window reaches
@@ -37,7 +46,11 @@ from cephalo_cli.units import DTYPE_BYTES, adapted, projections, trained_product
 
 __all__ = ["Work", "unit_seconds", "unit_work"]
 
-SUSTAINED_REFERENCE_S = 0.3
+POWER_LIMIT = 1.5
+"""What the limit of power adds to the time at most."""
+POWER_ELEMENTS = 8e8
+HEAT_EXPONENT = 0.0275
+HEAT_S = 0.01
 GRADIENT_BYTES = 4
 
 
@@ -59,6 +72,8 @@ class Work:
     """Q where attention is fused."""
     gradients_bytes: float
     """W."""
+    matrix_elements: float
+    """N."""
 
 
 def unit_work(
@@ -101,7 +116,9 @@ def unit_seconds(work: Work, peak_flops: float, bandwidth: float, fit: Coefficie
         + 2.5 * attention_s
         + 2 * fit.launch_s
     )
-    slower = (1 + (forward_s + backward_s) / SUSTAINED_REFERENCE_S) ** fit.sustained
+    limited = 1 + POWER_LIMIT * (1 - (1 + work.matrix_elements / POWER_ELEMENTS) ** (-fit.sustained / POWER_LIMIT))
+    exponent = HEAT_EXPONENT * fit.sustained / (HEAT_EXPONENT + fit.sustained)
+    slower = limited * (1 + limited * (forward_s + backward_s) / HEAT_S) ** exponent
     return forward_s * slower, backward_s * slower
 
 
@@ -141,6 +158,7 @@ def _block(model: Model, shape: tuple[int, int], size: int, attention: Attention
         plain_flops=core_flops if is_plain else 0.0,
         fused_flops=0.0 if is_plain else core_flops,
         gradients_bytes=float(GRADIENT_BYTES * sum(trained_sizes(model, "block").values())),
+        matrix_elements=float(_elements(products)),
     )
 
 
@@ -182,12 +200,17 @@ def _dense(
         plain_flops=0.0,
         fused_flops=0.0,
         gradients_bytes=float(GRADIENT_BYTES * parameters),
+        matrix_elements=float(_elements(products)),
     )
 
 
 def _flops(rows: int, products: list[tuple[int, int]]) -> float:
-    return 2.0 * rows * sum(wide * narrow for wide, narrow in products)
+    return 2.0 * rows * _elements(products)
+
+
+def _elements(products: list[tuple[int, int]]) -> int:
+    return sum(wide * narrow for wide, narrow in products)
 
 
 def _moved(rows: int, products: list[tuple[int, int]]) -> int:
-    return sum(rows * (wide + narrow) + wide * narrow for wide, narrow in products)
+    return sum(rows * (wide + narrow) for wide, narrow in products) + _elements(products)

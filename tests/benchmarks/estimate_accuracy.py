@@ -65,7 +65,7 @@ def main(path: Path) -> int:
         "model left out": fits.leave_model_out(table),
         "device left out": fits.leave_device_out(table),
         "architecture left out": fits.leave_architecture_out(table),
-        "one model measured": fits.calibrated_on_one_model(table),
+        "one model measured": fits.calibrated_on_one_series(table),
     }
     print("Relative errors of forward and backward: median of absolute values, 90th percentile, median with its sign.")
     joined = [np.char.add(np.char.add(table.dtypes, "  "), other) for other in (table.devices, table.models)]

@@ -8,6 +8,7 @@ that a few odd series do not bend the rest; every series (model, device, length)
 """
 
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -22,12 +23,14 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cephalo_cli import catalog
+from cephalo_cli.artifacts import Profile, store
 from cephalo_cli.artifacts.base import DType
 from cephalo_cli.artifacts.cluster import DeviceType
+from cephalo_cli.catalog.coefficients import Coefficients
 from cephalo_cli.catalog.data import device_records
 from cephalo_cli.profiler import calibrate
 from cephalo_cli.profiler.attention import published_attention
-from cephalo_cli.profiler.roofline import Work, unit_work
+from cephalo_cli.profiler.roofline import Work, unit_seconds, unit_work
 from cephalo_cli.profiler.table import LatencyRow, read_latency_table
 
 Array = NDArray[np.float64]
@@ -35,6 +38,12 @@ NAMES = calibrate.COEFFICIENTS
 START = dict(zip(NAMES, (1.4, 1.4, 1.2, 3.0, 8.0, 1.5, 3e-5, 0.05), strict=True))
 """Where all fits start, and what the uppermost level is pulled towards."""
 PULL_UPPER, PULL_DEVICE = 0.06, 0.012
+CPU_PROFILE = Path(__file__).parents[2] / "profiles" / "laptop-mixed.json"
+"""The only measurement of CPUs that comes with the package: one core, at four emulated speeds."""
+CALIBRATED = (
+    "each series (model, device, length) of the source in turn corrects the coefficients of its device in its dtype; "
+    "median relative error of the device's other models"
+)
 DTYPES: tuple[DType, ...] = ("float32", "float16")
 
 
@@ -164,19 +173,58 @@ def leave_architecture_out(table: Table) -> Array:
     return leave_out(table, table.architectures, lambda seen, rows, _: everywhere(seen, rows))
 
 
-def calibrated_on_one_model(table: Table) -> Array:
-    """Errors on a device of which only the datasheet, relatives and one short series of llama_7b are known."""
+def calibrated_on_one_series(table: Table) -> Array:
+    """Errors on a device of which only the datasheet, relatives and one series are known.
 
-    def estimate(seen: Table, rows: NDArray[np.bool_], name: str) -> Array:
-        dtype = str(seen.dtypes[rows][0])
-        own = (seen.devices == name) & (seen.dtypes == dtype) & (seen.models == "llama_7b")
-        lengths = np.array([series[2] for series in seen.series])
-        shortest = own & (lengths == lengths[own].min())
-        return fit(seen, shortest, _by_architecture(seen, rows, name), calibrate.PULL)
+    Every series of the device is the known one in turn. Returns rows x (forward, backward) x turns; a row of the series
+    itself, and turns that a device does not have, are nan.
+    """
+    return _calibrated(table, lambda seen, one, _: _by_architecture(table, seen & (table.devices != one), one))
 
-    errors = leave_out(table, table.devices, estimate)
-    errors[table.models == "llama_7b"] = np.nan
+
+def calibrated_known_device(table: Table) -> Array:
+    """The same for a device with coefficients of its own, which have not seen the model that errors are of."""
+    return _calibrated(table, lambda seen, one, model: device(table, seen & (table.models != model), one))
+
+
+def calibrated_stranger(table: Table) -> Array:
+    """The same for a device of an architecture that nobody measured."""
+
+    def others(seen: NDArray[np.bool_], one: str, _: str) -> Array:
+        return everywhere(table, seen & (table.architectures != table.architectures[table.devices == one][0]))
+
+    return _calibrated(table, others)
+
+
+def _calibrated(table: Table, estimate: Callable[[NDArray[np.bool_], str, str], Array]) -> Array:
+    names = np.array(["/".join(map(str, series)) for series in table.series])
+    cells = [(dtype, str(one)) for dtype in DTYPES for one in sorted(set(table.devices[table.dtypes == dtype]))]
+    turns = max(len(set(names[_rows(table, cell)])) for cell in cells)
+    errors = np.full((*table.seconds.shape, turns), np.nan)
+    for cell in cells:
+        own, of_dtype = _rows(table, cell), table.dtypes == cell[0]
+        for model in sorted(set(table.models[own])):
+            before, tested = estimate(of_dtype, cell[1], model), own & (table.models == model)
+            for turn, series in enumerate(sorted(set(names[own]))):
+                known, rows = names == series, tested & (names != series)
+                if not rows.any() or (table.models[known] == model).all():
+                    continue
+                after = before + calibrate.spread_out(_factors(table, known, before))
+                errors[rows, :, turn] = predict(table, rows, after) / table.seconds[rows] - 1
     return errors
+
+
+def _rows(table: Table, cell: tuple[str, str]) -> NDArray[np.bool_]:
+    rows: NDArray[np.bool_] = (table.dtypes == cell[0]) & (table.devices == cell[1])
+    return rows
+
+
+def _factors(table: Table, rows: NDArray[np.bool_], before: Array) -> Array:
+    work = {name: column[rows] for name, column in table.work.items()}
+    weights = np.full(int(rows.sum()), 1 / rows.sum())
+    return calibrate.fit_factors(
+        work, (table.peak_flops[rows], table.bandwidth[rows]), table.seconds[rows], weights, before
+    )
 
 
 def _by_architecture(table: Table, rows: NDArray[np.bool_], name: str) -> Array:
@@ -184,36 +232,74 @@ def _by_architecture(table: Table, rows: NDArray[np.bool_], name: str) -> Array:
 
 
 def document(table: Table) -> dict[str, Any]:
-    """Fit everything there is for the catalog, each entry with the error of what was left out."""
+    """Fit everything there is for the catalog, each entry with the errors of what was left out."""
     errors = {
-        "devices": leave_model_out(table),
-        "architectures": leave_device_out(table),
-        "everywhere": leave_architecture_out(table),
+        "devices": (leave_model_out(table), calibrated_known_device(table)),
+        "architectures": (leave_device_out(table), calibrated_on_one_series(table)),
+        "everywhere": (leave_architecture_out(table), calibrated_stranger(table)),
     }
     levels: dict[str, Any] = {"everywhere": {}, "architectures": {}, "devices": {}}
     for dtype in DTYPES:
         rows = table.dtypes == dtype
-        levels["everywhere"][dtype] = _entry(everywhere(table, rows), errors["everywhere"][rows])
+        levels["everywhere"][dtype] = _entry(everywhere(table, rows), errors["everywhere"], rows)
         for name in sorted(set(table.architectures[rows])):
-            of_name = errors["architectures"][rows & (table.architectures == name)]
-            levels["architectures"].setdefault(name, {})[dtype] = _entry(architecture(table, rows, name), of_name)
+            of_name = rows & (table.architectures == name)
+            levels["architectures"].setdefault(name, {})[dtype] = _entry(
+                architecture(table, rows, name), errors["architectures"], of_name
+            )
         for name in sorted(set(table.devices[rows])):
-            of_name = errors["devices"][rows & (table.devices == name)]
-            levels["devices"].setdefault(name, {})[dtype] = _entry(device(table, rows, name), of_name)
+            of_name = rows & (table.devices == name)
+            levels["devices"].setdefault(name, {})[dtype] = _entry(
+                device(table, rows, name), errors["devices"], of_name
+            )
+    levels["architectures"]["x86"] = _cpu(levels["everywhere"])
     source = (
         "github.com/benson-guo/cephalo data/model_latencies.json (MIT), fitted by tests/benchmarks/fit_estimates.py"
     )
-    return {"source": source, **levels}
+    return {"source": source, "calibrated": CALIBRATED, **levels}
 
 
-def _entry(logarithms: Array, errors: Array) -> dict[str, float]:
-    rounded = {name: float(f"{value:.4g}") for name, value in zip(NAMES, np.exp(logarithms), strict=True)}
-    return {**rounded, "expected_error": float(f"{np.median(np.abs(errors)):.3g}")}
+def _cpu(everywhere: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """What is assumed of CPUs, of which the table has none, with the largest error of a block in `CPU_PROFILE`."""
+    measured = store.read(CPU_PROFILE, Profile)
+    cpu = catalog.device("cpu")
+    values = Coefficients(**everywhere[measured.dtype])
+    worst = 0.0
+    for name, device_profile in measured.devices.items():
+        speed = measured.cluster.device_types[name].emulated_speed or 1.0
+        block = device_profile.units["block"]
+        for size, forward_s, backward_s in zip(block.microbatch, block.forward_s, block.backward_s, strict=True):
+            work = unit_work(
+                measured.model,
+                kind="block",
+                tokens=measured.seq_len,
+                dtype=measured.dtype,
+                microbatch=size,
+                attention="fused",
+            )
+            peak, bandwidth = (cpu.peak_flops or {})[measured.dtype], cpu.memory_bandwidth_bytes_per_s or 0.0
+            seconds = unit_seconds(work, peak * speed, bandwidth * speed, values)
+            worst = max(worst, abs(seconds[0] / forward_s - 1), abs(seconds[1] / backward_s - 1))
+    rounded = math.ceil(worst * 1000) / 1000
+    return {
+        dtype: {**{name: entry[name] for name in NAMES}, "expected_error": rounded}
+        for dtype, entry in everywhere.items()
+    }
+
+
+def _entry(logarithms: Array, errors: tuple[Array, Array], rows: NDArray[np.bool_]) -> dict[str, float]:
+    """Round coefficients, with the median errors of some rows as they are and calibrated."""
+    entry = {name: float(f"{value:.4g}") for name, value in zip(NAMES, np.exp(logarithms), strict=True)}
+    for key, found in zip(("expected_error", "calibrated_error"), errors, strict=True):
+        size = np.abs(found[rows])
+        if not np.isnan(size).all():
+            entry[key] = float(f"{np.nanmedian(size):.3g}")
+    return entry
 
 
 def write(content: dict[str, Any], path: Path) -> None:
     """Write the catalog's file, one line for each set of coefficients."""
-    lines = ["{", f'  "source": {json.dumps(content["source"])},']
+    lines = ["{", *(f'  "{key}": {json.dumps(content[key])},' for key in ("source", "calibrated"))]
     lines += ['  "everywhere": {', *_lines(content["everywhere"], "    "), "  },"]
     for level, end in (("architectures", ","), ("devices", "")):
         lines.append(f'  "{level}": {{')

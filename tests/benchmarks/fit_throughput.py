@@ -101,6 +101,7 @@ def filled(gpu: str, logarithms: Array, expected_error: float = 0.0) -> Coeffici
         "backward_products": products,
         "sustained": SUSTAINED,
         "expected_error": expected_error,
+        "calibrated_error": None,
     }
     return coefficients(catalog.device(GPUS[gpu]), "float16").model_copy(update=changes)
 
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _middle(sets: Sequence[Coefficients]) -> Coefficients:
     """Geometric means, for a type of the same architecture without runs of its own."""
-    names = [name for name in Coefficients.model_fields if name != "expected_error"]
+    names = [name for name in Coefficients.model_fields if name not in ("expected_error", "calibrated_error")]
     means = {name: float(np.exp(np.mean([np.log(getattr(each, name)) for each in sets]))) for name in names}
     return Coefficients(**means, expected_error=2 * max(each.expected_error for each in sets))
 
@@ -181,12 +182,13 @@ def write(devices: dict[str, Coefficients], architectures: dict[str, Coefficient
     )
     lines = ["{", f'  "source": {json.dumps(source)},']
     for level, sets, end in (("architectures", architectures, ","), ("devices", devices, "")):
-        entries = [
-            f'    "{name}": {{"{DTYPE}": {json.dumps({k: float(f"{v:.4g}") for k, v in values.model_dump().items()})}}}'
-            for name, values in sorted(sets.items())
-        ]
+        entries = [f'    "{name}": {{"{DTYPE}": {_entry(values)}}}' for name, values in sorted(sets.items())]
         lines += [f'  "{level}": {{', ",\n".join(entries), f"  }}{end}"]
     TARGET.write_text("\n".join([*lines, "}"]) + "\n", encoding="utf-8")
+
+
+def _entry(values: Coefficients) -> str:
+    return json.dumps({name: float(f"{value:.4g}") for name, value in values.model_dump(exclude_none=True).items()})
 
 
 if __name__ == "__main__":

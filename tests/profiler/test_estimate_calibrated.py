@@ -5,7 +5,8 @@ import pytest
 from cephalo_cli import catalog
 from cephalo_cli.artifacts import Cluster, Profile, store
 from cephalo_cli.artifacts.base import DType
-from cephalo_cli.profiler.calibrate import CALIBRATED_ERROR
+from cephalo_cli.catalog.coefficients import coefficients
+from cephalo_cli.profiler.calibrate import RATES, calibrated
 from cephalo_cli.profiler.estimate import estimate_profile
 
 
@@ -44,7 +45,9 @@ def test_a_card_that_is_slower_than_its_datasheet_is_slower_with_every_model(fac
     for size in range(4):
         plain_s = before.devices["rtx-3090"].units["block"].forward_s[size]
         assert after.devices["rtx-3090"].units["block"].forward_s[size] == pytest.approx(factor * plain_s, rel=0.1)
-    assert after.devices["rtx-3090"].expected_error == CALIBRATED_ERROR
+    known = coefficients(catalog.device("rtx-3090"), dtype)
+    stated = known.calibrated_error if dtype == "float16" else known.expected_error
+    assert after.devices["rtx-3090"].expected_error == stated
 
 
 def test_other_cards_stay_as_they_were() -> None:
@@ -106,3 +109,28 @@ def test_a_name_that_is_another_card_does_not_count() -> None:
         for known in (None, measured)
     )
     assert after == before
+
+
+def test_a_card_that_is_as_estimated_stays_so() -> None:
+    measured = _slowed(_estimate("l4", "llama-2-7b"), "l4", 1.0)
+    before, after = (_estimate("l4", "gpt2", known).devices["l4"].units for known in (None, measured))
+    for kind, unit in before.items():
+        assert after[kind].forward_s == pytest.approx(unit.forward_s, rel=1e-6)
+        assert after[kind].backward_s == pytest.approx(unit.backward_s, rel=1e-6)
+
+
+def test_two_factors_are_all_that_a_series_changes() -> None:
+    """What follows the peak rate is corrected alike, and so is what follows the memory's; nothing else moves."""
+    measured = _slowed(_estimate("l4", "llama-2-7b"), "l4", 1.4)
+    before = coefficients(catalog.device("l4"), "float16")
+    after = calibrated(catalog.device("l4"), "l4", "float16", measured)
+    by_rate = [getattr(after, name) / getattr(before, name) for name in RATES[0]]
+    by_memory = [getattr(after, name) / getattr(before, name) for name in RATES[1]]
+    assert by_rate == pytest.approx([by_rate[0]] * 3)
+    assert by_memory == pytest.approx([by_memory[0]] * 3)
+    assert 1 < by_memory[0] < by_rate[0] < 1.5
+    assert (after.launch_s, after.sustained, after.collectives) == (
+        before.launch_s,
+        before.sustained,
+        before.collectives,
+    )
