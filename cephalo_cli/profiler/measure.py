@@ -34,7 +34,7 @@ from cephalo_cli.units import num_frozen_parameters, num_parameters
 __all__ = ["measure_rank", "profile_cluster"]
 
 KINDS: tuple[UnitKind, ...] = ("embedding", "block", "head")
-NETWORK_PART = 0.25
+NETWORK_PART = 0.3
 """Part of the time limit for collectives, and what forward and backward leave over."""
 OPTIMIZER_PART = 0.05
 """Part of the time limit for the optimizer; forward and backward have what it leaves over."""

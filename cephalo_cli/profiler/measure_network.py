@@ -46,7 +46,7 @@ USUAL_PASSES = 6
 FEWEST_PASSES = 1
 MOST_PASSES = 9
 SUMS_OF_A_WINDOW = 10
-MOVING_PART = 0.5
+MOVING_PART = 0.6
 """Part of the time for what moving a byte costs the CPU."""
 SUMS_PART = 0.05
 """Part of the time for small sums."""
