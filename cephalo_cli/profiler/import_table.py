@@ -240,8 +240,8 @@ def _refuse_falling(rows: Sequence[LatencyRow], where: str) -> None:
         (few, before_s), (many, after_s) = tail[0], tail[-1]
         if after_s < before_s * (1 - MOST_FALL):
             raise ArtifactError(
-                f"{name} falls from {before_s * 1e3:g} ms at {few} samples to {after_s * 1e3:g} ms at {many}, expected "
-                "more samples to take longer",
+                f"{name} falls from {before_s * 1e3:g} ms at microbatch {few} to {after_s * 1e3:g} ms at {many}, "
+                "expected more samples to take longer",
                 where=where,
                 hint="measure it again, or leave out the rows that are wrong",
             )

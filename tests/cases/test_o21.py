@@ -50,4 +50,4 @@ def test_o21_times_that_fall_with_more_samples_are_refused(tmp_path: Path) -> No
             memory_csv=tmp_path / "memory.csv",
         )
     assert refusal.value.exit_code == 3
-    assert "l4, block: forward falls from 10 ms at 1 samples to 2 ms at 4, expected more" in str(refusal.value)
+    assert "l4, block: forward falls from 10 ms at microbatch 1 to 2 ms at 4, expected more" in str(refusal.value)
