@@ -159,12 +159,12 @@ def test_units_of_the_optional_column(tmp_path: Path) -> None:
         (
             "4,3.0,6.0",
             "4,0.5,6.0",
-            "latency.csv: fast, block: forward falls from 1 ms at microbatch 1 to 0.5 ms at 4, expected more samples to",
+            "latency.csv: fast, block: forward falls from 1 ms at microbatch 1 to 0.5 ms at 4, expected more samples",
         ),
         (
             "4,3.0,6.0",
             "4,3.0,1.3",
-            "latency.csv: fast, block: backward falls from 2 ms at microbatch 1 to 1.3 ms at 4, expected more samples to",
+            "latency.csv: fast, block: backward falls from 2 ms at microbatch 1 to 1.3 ms at 4, expected more samples",
         ),
         ("2,1.5,3.0", "2.5,1.5,3.0", "latency.csv: line 3: microbatch: found '2.5', expected a whole number above 0"),
         ("float32,2,1.5", "fp32,2,1.5", "latency.csv: line 3: dtype: found 'fp32', expected 'float32', 'bfloat16', "),
