@@ -7,6 +7,7 @@ Note: an index that can only describe
     are read as plain bytes (`checkpoint_reader.py`).
 """
 
+import enum
 import pickle
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -70,6 +71,8 @@ class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Give one of the known classes, or a dtype.
 
+        Python before 3.11.4 writes a member of an enumeration as an attribute to get.
+
         Raises:
             UnpicklingError: It is anything else.
         """
@@ -77,6 +80,16 @@ class _IndexUnpickler(pickle.Unpickler):
             return PATHS[name]
         if (module, name) in self._known:
             return self._known[module, name]
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         raise pickle.UnpicklingError(f"{INDEX} names {module}.{name}, which no index needs")
+
+
+def _member(kind: Any, name: str) -> enum.Enum:
+    """Give a member of one of the known enumerations, and no other attribute of anything."""
+    if isinstance(kind, enum.EnumMeta) and kind in CLASSES and name in kind.__members__:
+        member: enum.Enum = kind[name]
+        return member
+    raise pickle.UnpicklingError(f"{INDEX} asks {kind!r} for {name}, which no index needs")

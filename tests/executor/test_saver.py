@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from cephalo_cli.executor import Callbacks, TrainOptions, saver
@@ -147,6 +149,27 @@ def _full_disk() -> Iterator[None]:
 class Malice:
     def __reduce__(self) -> Any:
         return os.kill, (os.getpid(), signal.SIGKILL)
+
+
+class Attribute:
+    """Pickled as Python before 3.11.4 pickles members of enumerations."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.of, self.name)
+
+
+def test_an_index_may_get_members_of_its_own_enumerations_and_no_other_attribute(tmp_path: Path) -> None:
+    formats = metadata._MEM_FORMAT_ENCODING  # noqa: SLF001 - a part of every index torch writes
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Attribute(formats, formats.TORCH_PRESERVE_FORMAT.name)))
+    with pytest.raises(ValueError, match="holds a _MEM_FORMAT_ENCODING, not an index"):
+        VouchedReader(tmp_path, [".metadata"]).read_metadata()
+    for of, name in ((metadata.Metadata, "__init__"), (formats, "__class__"), (torch.Size, "count")):
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(Attribute(of, name)))
+        with pytest.raises(pickle.UnpicklingError, match=f"for {name}, which no index needs"):
+            VouchedReader(tmp_path, [".metadata"]).read_metadata()
 
 
 def test_an_index_that_would_run_something_is_not_read(tmp_path: Path) -> None:
